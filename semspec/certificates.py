@@ -14,7 +14,7 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
-class Renewed(Generic[T]):
+class FileBacked(Generic[T]):
     """An object that `make` builds from files, and rebuilds when they are written or replaced, also through a link.
 
     `make` raises ValueError for unusable files. In a rebuild, the error is logged and the previous object is kept.
@@ -25,15 +25,15 @@ class Renewed(Generic[T]):
         self._seen, self._made = self._states(), make()
 
     def get(self) -> T:
-        """The current object, rebuilt if the files have changed."""
+        """Return the current object, rebuilt if the files have changed."""
         states = self._states()
         if states != self._seen:
             self._seen, names = states, ", ".join(map(str, self._files))
             try:
                 self._made = self._make()
-                logger.info("took up %s", names)
+                logger.info("reloaded %s", names)
             except ValueError as error:
-                logger.error("%s changed and cannot be used, the old stays: %s", names, error)
+                logger.error("%s changed and cannot be used, keeping the old: %s", names, error)
         return self._made
 
     def _states(self) -> list[tuple[int, ...] | None]:
@@ -41,7 +41,7 @@ class Renewed(Generic[T]):
 
 
 def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
-    """TLS 1.2 or newer for a server with this chain and key. Raises: ValueError when they are no pair of PEM files."""
+    """Return a context for TLS 1.2 or newer with this chain and key. Raises: ValueError when they do not fit."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     for path in (certificate, key):
@@ -50,14 +50,14 @@ def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
         context.load_cert_chain(certificate, key, _no_password)
     except OSError as error:
         raise ValueError(
-            f"{certificate} and {key} are no PEM certificate and its key: {error}"
+            f"{certificate} and {key} are not a PEM certificate and its key: {error}"
         ) from error
     return context
 
 
-def renewing_context(certificate: Path, key: Path) -> ssl.SSLContext:
-    """As `server_context`, but reloads changed files when a client connects. Raises: as `server_context`."""
-    renewed = Renewed([certificate, key], partial(server_context, certificate, key))
+def reloading_context(certificate: Path, key: Path) -> ssl.SSLContext:
+    """Return a `server_context` that reloads changed files when a client connects. Raises: as `server_context`."""
+    renewed = FileBacked([certificate, key], partial(server_context, certificate, key))
 
     def renew(connection: ssl.SSLObject, name: str | None, requested: ssl.SSLContext) -> None:
         connection.context = renewed.get()
@@ -68,7 +68,7 @@ def renewing_context(certificate: Path, key: Path) -> ssl.SSLContext:
 
 
 def check_pair(certificate: Path | None, key: Path | None) -> None:
-    """Raises: ValueError when one is given without the other, or they do not belong together."""
+    """Check a certificate and its key. Raises: ValueError when one is missing, or they do not belong together."""
     if certificate and key:
         server_context(certificate, key)
     elif certificate or key:
@@ -78,16 +78,16 @@ def check_pair(certificate: Path | None, key: Path | None) -> None:
 
 
 def check_authority(authority: Path) -> None:
-    """Raises: ValueError when the file contains no CA certificate."""
+    """Check a CA's file. Raises: ValueError when it contains no certificate."""
     read(authority)
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(authority)
     except OSError as error:
-        raise ValueError(f"{authority} holds no PEM certificate: {error}") from error
+        raise ValueError(f"{authority} does not contain a PEM certificate: {error}") from error
 
 
 def read(path: Path) -> bytes:
-    """The contents of a file. Raises: ValueError with the file name when it cannot be read."""
+    """Read a file. Raises: ValueError with the file name when it cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -95,4 +95,4 @@ def read(path: Path) -> bytes:
 
 
 def _no_password() -> Never:  # otherwise OpenSSL prompts at the terminal
-    raise ValueError("the key is locked by a password; give one without")
+    raise ValueError("the key has a password; give a key without one")

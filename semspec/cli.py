@@ -12,16 +12,16 @@ from semspec.commands import INTERRUPTED, options
 from semspec.errors import SemspecError
 from semspec.installation import install_command
 
-OWN: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
+BUILT_IN: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "chat": ("ask a gateway, and watch the answer as it is written", options.chat_options),
     "doctor": ("check what `semspec serve` needs, and say what to fix", options.doctor_options),
     "health": (
-        "check that a service or a gateway serves; exit code 0 if so",
+        "check that a service or a gateway is serving; the exit code is 0 if it is",
         options.health_options,
     ),
-    "key": ("make an API key, and the entry that lets a gateway know it", options.key_options),
+    "key": ("create an API key, and its entry for the gateway's settings", options.key_options),
     "pairs": (
-        "list the pairs that `serve --pair NAME` knows, and what of them is here",
+        "list the pairs that `serve --pair NAME` accepts, and which of their files are here",
         options.pairs_options,
     ),
     "plan": ("show which layouts of a pair fit on GPUs, and their settings", options.plan_options),
@@ -67,7 +67,7 @@ def parser(added: Sequence[str]) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True)
-    for name, (purpose, add_options) in OWN.items():
+    for name, (purpose, add_options) in BUILT_IN.items():
         add_options(
             commands.add_parser(
                 name, help=purpose, description=f"{purpose[0].upper()}{purpose[1:]}."

@@ -32,7 +32,7 @@ TIMEOUT = httpx.Timeout(600, connect=5)
 
 GENERATION_ID = "x-generation-id"
 """Response header of a server that stores generations, so that streams can be resumed."""
-NOTHING = "0"
+BEFORE_FIRST_EVENT = "0"
 """Last-Event-ID of a client that has received no text."""
 
 
@@ -60,11 +60,11 @@ class Event:
 
 
 async def read_events(response: httpx.Response, last: str = "") -> AsyncGenerator[Event, None]:
-    """The events of a stream up to `[DONE]`; `last`: id of the last event before a resumption.
+    """Yield the events of a stream up to `[DONE]`; `last`: id of the last event before a resumption.
 
     Raises: httpx.TransportError when the stream ends before `[DONE]`.
     """
-    first = last or (NOTHING if GENERATION_ID in response.headers else "")
+    first = last or (BEFORE_FIRST_EVENT if GENERATION_ID in response.headers else "")
     async with aclosing(EventSource(response).aiter_sse()) as events:
         async for event in events:
             if event.data == "[DONE]":
@@ -109,20 +109,20 @@ class Gateway:
         await self._http.aclose()
 
     async def readiness(self) -> str:
-        """`ready`, and what the gateway does without, in one line."""
+        """Return `ready`, and the parts that the gateway lacks, in one line."""
         return str((await self._call("GET", "/ready"))["detail"])
 
     async def models(self) -> list[Json]:
-        """The valid values of a request's `model`, each as `id` with its properties, the default first."""
+        """Return the valid values of a request's `model`, each as `id` with its properties, the default first."""
         models: list[Json] = (await self.model_list())["data"]
         return models
 
     async def model_list(self) -> Json:
-        """Return those values as `data`, and what the pair lacks for each other strategy as `unsupported`."""
+        """Return the models as `data`, and the reason why each other strategy is unsupported as `unsupported`."""
         return await self._call("GET", "/v1/models")
 
     async def generation(self, id: str) -> Json:
-        """Parameters, models, prompt and outcome of a generation."""
+        """Return parameters, models, prompt and outcome of a generation."""
         return await self._call("GET", _path(id))
 
     async def session(self, id: str) -> list[Json]:
@@ -135,8 +135,8 @@ class Gateway:
         return await self._call("POST", _path(id, "/cancel"))
 
     async def ask(self, question: str | Sequence[Json], **fields: Any) -> Answer:
-        """The answer to a question, or to the messages of a conversation. `fields`: others of the request, such as
-        `temperature`, `seed` or `semspec={"strategy": "target"}`."""
+        """Return the answer to a question, or to the messages of a conversation. `fields`: other fields of the request,
+        such as `temperature`, `seed` or `semspec={"strategy": "target"}`."""
         messages = (
             [{"role": "user", "content": question}] if isinstance(question, str) else list(question)
         )
@@ -147,13 +147,13 @@ class Gateway:
         }
         answer = await self._call("POST", "/v1/chat/completions", body)
         [choice], statistics = answer["choices"], answer["semspec"]
-        trace = tuple(SegmentTrace.model_validate(one) for one in statistics.pop("trace"))
-        said = choice["message"]
-        texts = said["content"] or "", said["reasoning_content"] or ""
+        trace = tuple(SegmentTrace.model_validate(segment) for segment in statistics.pop("trace"))
+        message = choice["message"]
+        texts = message["content"] or "", message["reasoning_content"] or ""
         return Answer(answer["id"], *texts, choice["finish_reason"], statistics, trace)
 
     async def chat(self, body: Json, on_break: Callable[[str], None]) -> AsyncGenerator[Json, None]:
-        """The chunks of a streamed chat completion.
+        """Yield the chunks of a streamed chat completion.
 
         A stream that is broken, or ended by a gateway that shuts down, is resumed after the last received event if the
         server stores generations. `on_break` is called with a message before each attempt.
@@ -175,7 +175,7 @@ class Gateway:
                 if not last.id or num_breaks > NUM_REATTACHMENTS:
                     self._give_up(last, error)
                 on_break(
-                    f"the connection broke ({_reason(error)}); try {num_breaks} of {NUM_REATTACHMENTS} to go on"
+                    f"the connection broke ({_reason(error)}); try {num_breaks} of {NUM_REATTACHMENTS} to resume"
                 )
             except (
                 Unavailable,
@@ -189,7 +189,7 @@ class Gateway:
                 ):
                     raise
                 on_break(
-                    f"the gateway let go ({error.text}); try {num_breaks} of {NUM_REATTACHMENTS} to go on"
+                    f"the gateway stopped ({error.text}); try {num_breaks} of {NUM_REATTACHMENTS} to resume"
                 )
             await asyncio.sleep(FIRST_PAUSE_S * 2 ** (num_breaks - 1))
             parameters = {"trace": "true"} if body.get("semspec", {}).get("trace") else {}
@@ -197,7 +197,7 @@ class Gateway:
             request = self._http.build_request("GET", path, params=parameters, headers=position)
 
     async def _has_failed(self, id: str) -> bool:
-        """Whether it is known that a generation has failed, so that no gateway continues it."""
+        """Return whether a generation is known to have failed, so that no gateway continues it."""
         try:
             return bool((await self.generation(id))["status"] == "failed")
         except SemspecError:
@@ -208,7 +208,7 @@ class Gateway:
         try:
             if response.is_error:
                 await response.aread()
-                error = refusal(response)
+                error = error_from_response(response)
                 if request.method == "GET" and isinstance(
                     error, Unavailable | Overloaded
                 ):  # starting or overloaded
@@ -217,7 +217,7 @@ class Gateway:
             async with aclosing(read_events(response, last)) as events:
                 async for event in events:
                     if "error" in event.data:
-                        raise _known(event.data["error"])
+                        raise _error_from_detail(event.data["error"])
                     yield event
         finally:
             await response.aclose()
@@ -231,14 +231,14 @@ class Gateway:
             with suppress(ValueError):
                 found: Json = response.json()
                 return found
-        raise refusal(response)
+        raise error_from_response(response)
 
     def _give_up(self, last: Event, error: httpx.TransportError) -> NoReturn:
         if not last.data:
             raise self._unreachable(error) from error
         raise Unavailable(
             f"the connection to {self._http.base_url} broke ({_reason(error)})",
-            remedy=f"what was kept of the answer: GET {_path(str(last.data.get('id')))}",
+            remedy=f"GET {_path(str(last.data.get('id')))} returns the stored part of the answer",
         ) from error
 
     def _unreachable(self, error: httpx.TransportError) -> Unavailable:
@@ -248,21 +248,21 @@ class Gateway:
         )
 
 
-def refusal(response: httpx.Response) -> SemspecError:
-    """The error of an error response, whose body must have been read."""
+def error_from_response(response: httpx.Response) -> SemspecError:
+    """Return the error of an error response, whose body must have been read."""
     try:
-        return _known(response.json()["error"])
+        return _error_from_detail(response.json()["error"])
     except (ValueError, KeyError, TypeError, AttributeError):
-        said = f"{response.status_code}, but not as a gateway does: {' '.join(response.text.split())[:120]}"
-        return InternalError(f"{response.url} answers {said}", remedy="give the URL of a gateway")
+        answer = f"{response.status_code}, not as a gateway would: {' '.join(response.text.split())[:120]}"
+        return InternalError(f"{response.url} answers {answer}", remedy="give the URL of a gateway")
 
 
 def _path(id: str, part: str = "") -> str:
     return f"/v1/generations/{quote(id, safe='')}{part}"
 
 
-def _known(detail: Json) -> SemspecError:
-    """The `SemspecError` of an OpenAI error object."""
+def _error_from_detail(detail: Json) -> SemspecError:
+    """Return the `SemspecError` of an OpenAI error object."""
     code, message, parameter = detail["code"], str(detail["message"]), detail.get("param")
     if code == "model_not_found":
         return NotFound(message, parameter)

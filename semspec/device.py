@@ -12,7 +12,7 @@ from semspec.errors import Mismatch
 
 
 def device_of(name: str, user: str) -> str:
-    """`name` (auto, cpu, cuda or cuda:N), with "auto" resolved. Raises: Mismatch when `user` cannot have it."""
+    """Return `name` (auto, cpu, cuda or cuda:N) with "auto" resolved. Raises: Mismatch when `user` cannot have it."""
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto":
         return "cuda" if num_gpus else "cpu"
@@ -23,7 +23,7 @@ def device_of(name: str, user: str) -> str:
             if torch.backends.cuda.is_built()
             else "this torch is built without CUDA"
         )
-        raise Mismatch(f"no device {name!r} for {user}: {seen}", remedy="take 'cpu' or 'auto'")
+        raise Mismatch(f"no device {name!r} for {user}: {seen}", remedy="choose 'cpu' or 'auto'")
     return name
 
 

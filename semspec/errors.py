@@ -13,10 +13,10 @@ MAX_MESSAGE, NUM_KEPT_AT_END = 1200, 300
 
 
 class SemspecError(Exception):
-    """Base of all errors a caller may receive. `str()` is all of it in one line, for operators; `text` is for clients.
+    """Base of all errors a caller may receive. `str()` has all fields in one line for operators; `text` is for clients.
 
     `parameter`: the invalid request field, if any. `remedy`: how to solve the problem. `operator_hint`: the settings
-    that solve it, which no client is told.
+    that solve it; it is not sent to clients.
     """
 
     def __init__(
@@ -27,9 +27,9 @@ class SemspecError(Exception):
         remedy: str = "",
         operator_hint: str = "",
     ) -> None:
-        self.message = _shown(message)
+        self.message = _bounded(message)
         super().__init__(self.message)
-        self.parameter = parameter and _shown(parameter)
+        self.parameter = parameter and _bounded(parameter)
         self.remedy = one_line(remedy)
         self.operator_hint = operator_hint
 
@@ -44,7 +44,7 @@ class SemspecError(Exception):
     def about(self, parameter: str | None) -> Self:
         """Return the same error of another `parameter`. Each raise of one object would add to its traceback."""
         error = copy(self)
-        error.parameter = parameter and _shown(parameter)
+        error.parameter = parameter and _bounded(parameter)
         return error
 
 
@@ -135,12 +135,12 @@ TABLE: dict[type[SemspecError], Representation] = {
 
 
 def represent(error: SemspecError) -> Representation:
-    """The table's row for the error's class or its nearest base class."""
+    """Return the table's row for the error's class or its nearest base class."""
     return next((TABLE[row] for row in type(error).__mro__ if row in TABLE), TABLE[InternalError])
 
 
 def from_grpc_status(status: str, message: str, parameter: str | None = None) -> SemspecError:
-    """The error for a gRPC status; `InternalError` for an unknown status."""
+    """Return the error for a gRPC status; `InternalError` for an unknown status."""
     kind = next((kind for kind, row in TABLE.items() if row.grpc_status == status), None)
     if kind is InvalidRequest and parameter and message.startswith(f"{parameter}: "):
         return InvalidField(message.removeprefix(f"{parameter}: "), parameter)
@@ -148,7 +148,7 @@ def from_grpc_status(status: str, message: str, parameter: str | None = None) ->
 
 
 def one_line(text: str) -> str:
-    """`text`, with what terminals interpret escaped as in JSON: line breaks, other control characters, direction."""
+    """Escape as in JSON what a terminal interprets: line breaks, other control characters, text direction."""
     if text.isprintable():
         return text
     return "".join(
@@ -156,7 +156,7 @@ def one_line(text: str) -> str:
     )
 
 
-def _shown(text: str) -> str:
+def _bounded(text: str) -> str:
     """Return `text` in one line of at most `MAX_MESSAGE` characters."""
     text = one_line(text)
     if len(text) <= MAX_MESSAGE:
@@ -165,7 +165,7 @@ def _shown(text: str) -> str:
 
 
 def is_utf8(text: str) -> bool:
-    """Whether `text` can be encoded: a lone surrogate cannot."""
+    """Return whether `text` can be encoded; a lone surrogate cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:

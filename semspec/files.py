@@ -23,9 +23,9 @@ class TooDeep(ValueError):
 
 
 def regular(path: Path) -> Path:
-    """`path`. Raises: OSError when there is something else than a file, such as a device, which may have no end."""
+    """Return `path`. Raises: OSError when it is not a regular file but, for example, a device, which may never end."""
     if path.exists() and not path.is_file():
-        raise OSError(f"{path} is no file")
+        raise OSError(f"{path} is not a regular file")
     return path
 
 
@@ -67,26 +67,26 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def file_digest(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
+    """Return the SHA-256 of a file in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def first_error(error: ValidationError, whole: str = "") -> str:
-    """The first wrong field and what is wrong with it; `whole`: what to name in the place of a field."""
+    """Return the first invalid field and its problem; `whole`: name of the value as a whole."""
     first = error.errors(include_url=False)[0]
     return f"{'.'.join(map(str, first['loc'])) or whole}: {first['msg']}"
 
 
 def digest_of(value: object) -> str:
-    """SHA-256 of a value as JSON with sorted keys, its first 16 hexadecimal digits."""
+    """Return the first 16 hexadecimal digits of the SHA-256 of a value as JSON with sorted keys."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def file_state(path: Path) -> tuple[int, ...] | None:
-    """A value that changes when the file is written, replaced or made readable, or when its link target changes.
+    """Return a value that changes when the file is written, replaced or made readable, or when its link target changes.
 
-    None if the file does not exist.
+    It is None if the file does not exist.
     """
     try:
         stat = path.stat()

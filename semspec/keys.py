@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from semspec.certificates import Renewed
+from semspec.certificates import FileBacked
 from semspec.errors import InvalidRequest
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -20,33 +20,33 @@ MAX_KEY_LENGTH = 4096
 """A request's head has 16 KiB."""
 _KEY = re.compile(rf"[!-~]{{1,{MAX_KEY_LENGTH}}}")
 OPERATOR = "operator"
-"""Option of a key, at the end of its entry: it sees metrics by owner."""
+"""Option at the end of a key's entry: the key sees metrics by owner."""
 _ENTRY = re.compile(rf"({NAME.pattern}):([0-9A-Fa-f]{{64}})((?::{OPERATOR})*)")
 _CHECK_S = 1.0
 
 
 def new_key() -> str:
-    """A key of 256 random bits."""
+    """Return a key of 256 random bits."""
     return f"sk-{secrets.token_urlsafe(32)}"
 
 
 def checked_key(key: str) -> str:
-    """`key`, if it can be sent in a header as it is. Raises: InvalidRequest, without the key."""
+    """Return `key` if it can be sent in a header unchanged. Raises: InvalidRequest, which does not quote the key."""
     if not _KEY.fullmatch(key):
         raise InvalidRequest(
-            f"an API key is 1 to {MAX_KEY_LENGTH} letters, digits and signs of ASCII, without white space",
+            f"an API key is 1 to {MAX_KEY_LENGTH} printable ASCII characters without white space",
             remedy="check SEMSPEC_API_KEY or --api-key",
         )
     return key
 
 
 def digest(key: bytes) -> bytes:
-    """SHA-256 of a key, 32 bytes. It needs neither salt nor a slow hash: 256 random bits cannot be guessed."""
+    """Return the SHA-256 of a key. It needs neither salt nor a slow hash: 256 random bits cannot be guessed."""
     return hashlib.sha256(key).digest()
 
 
 def entry(name: str, key: str) -> str:
-    """Entry of a key in a gateway's configuration: `NAME:SHA256`. Raises: InvalidRequest for an invalid name."""
+    """Return a key's entry in a gateway's configuration, `NAME:SHA256`. Raises: InvalidRequest for an invalid name."""
     if not NAME.fullmatch(name):
         raise InvalidRequest(
             "the name of a key is 1 to 64 letters, digits, dots, underscores and hyphens", "name"
@@ -64,7 +64,7 @@ class Entry:
 
 
 def read_entries(given: str, file: Path | None) -> tuple[Entry, ...]:
-    """The entries `NAME:SHA256` in a text and a file, separated by commas or white space; `#` begins a comment. An
+    """Read the entries `NAME:SHA256` in a text and a file, separated by commas or white space; `#` begins a comment. An
     entry may end with `:operator`.
 
     Raises: ValueError, which does not quote text or file: by mistake they may contain a key.
@@ -83,11 +83,11 @@ class Keys:
     def __init__(self, given: str, file: Path | None) -> None:
         """Raises: ValueError, as `read_entries`."""
         self._file = file
-        self._renewed = Renewed([file] if file else [], partial(read_entries, given, file))
+        self._renewed = FileBacked([file] if file else [], partial(read_entries, given, file))
         self._entries = self._renewed.get()
 
     def owner(self, key: bytes) -> str | None:
-        """The name of a valid key, else None. Compares with every entry in constant time, to prevent timing attacks."""
+        """Return the name of a valid key, else None. Compares with every entry in constant time."""
         key_digest, name = digest(key), None
         for entry in self._entries:
             if hmac.compare_digest(entry.digest, key_digest):

@@ -48,9 +48,7 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {
     "taskName",
     "color_message",
 }
-_TRACER = otel_context.create_key(
-    "semspec-tracer"
-)  # in the current context, inherited by all tasks
+_TRACER = otel_context.create_key("semspec-tracer")  # in the context, which tasks inherit
 
 _log = logging.getLogger(__name__)
 
@@ -80,15 +78,15 @@ def configure_logging(level: str, json: bool) -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.captureWarnings(True)
     sys.excepthook = lambda kind, error, _: _log.critical(
-        "ended by %s", kind.__name__, exc_info=error
+        "the process ended with %s", kind.__name__, exc_info=error
     )
     threading.excepthook = lambda ended: _log.error(
-        "a thread has ended by an error", exc_info=ended.exc_value
+        "a thread ended with an error", exc_info=ended.exc_value
     )
 
 
 def adopt(library: str) -> None:
-    """Have what an imported library logs by a handler of its own go where all else goes."""
+    """Send the records of a library that has a log handler of its own to the root logger's handler."""
     logger = logging.getLogger(library)
     logger.handlers.clear()
     logger.propagate = True
@@ -186,7 +184,7 @@ def mark_failed(opened: Span, code: str) -> None:
 
 
 def known(attributes: Attributes) -> dict[str, str | int | float | bool]:
-    """The attributes that are not None; OpenTelemetry rejects None."""
+    """Return the attributes that are not None; OpenTelemetry rejects None."""
     return {key: value for key, value in attributes.items() if value is not None}
 
 

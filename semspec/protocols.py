@@ -40,11 +40,10 @@ class Model(Protocol):
         """The served model, for the handshake. Raises: Unavailable."""
 
     async def encode(self, prompt: Prompt) -> Piece:
-        """Tokenize a text, or a conversation rendered with the model's chat template; its token ids get their text.
+        """Tokenize a text, or a conversation rendered with the model's chat template; decode a prompt of token ids.
 
         Raises: InvalidRequest when the prompt is empty, the template refuses or omits a part of it, or an id is not in
-        the vocabulary; ContextTooLong when it leaves no
-        tokens for the output; Unavailable.
+        the vocabulary; ContextTooLong when it leaves no tokens for the output; Unavailable.
         """
 
     def generate(
@@ -141,8 +140,9 @@ class Engine(Drafter, Target, Protocol):
 
 
 class StepCounter(Protocol):
-    """What shows that an engine hangs: busy, it makes no steps (`semspec.rpc.servicers.watch_steps`). An engine that
-    counts them has it as its attribute `steps`. Read on the event loop, whichever thread makes the steps.
+    """Counts an engine's steps, so that `semspec.rpc.servicers.watch_steps` can tell when it hangs: it is busy and
+    makes no step. An engine with a counter has it as its attribute `steps`. It is read on the event loop, whichever
+    thread makes the steps.
 
     Such an engine may have a method `metrics`, which yields `semspec.observability.Metric`s in any thread."""
 
@@ -151,5 +151,5 @@ class StepCounter(Protocol):
 
     @property
     def is_busy(self) -> bool:
-        """Whether there is work, which makes a step sooner or later."""
+        """Return whether there is work, so that a step must follow."""
         ...

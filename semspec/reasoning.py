@@ -15,7 +15,7 @@ class ReasoningForm:
     closing: str
     """Ends the reasoning."""
     answer: str
-    """From the end of the reasoning to the beginning of the answer, where the server ends the reasoning."""
+    """Text that the server inserts between reasoning and answer when it ends the reasoning."""
     header: tuple[str, str] | None = None
     """Marks around the channel of a message, for a model that writes messages. Each message ends with `closing`. Those
     of the channel in `opening` are reasoning, and all others belong to the answer."""
@@ -127,7 +127,7 @@ class ReasoningParser:
 
     @property
     def is_inside(self) -> bool:
-        """Whether the next text is reasoning, as far as is known."""
+        """Return whether the next text is known to be reasoning."""
         return self._part == "reasoning"
 
     @classmethod

@@ -120,21 +120,21 @@ class SegmentTrace(_Plain):
 _STORED = TypeAdapter(
     tuple[SegmentRecord], config=ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
 )
-"""Of one record: an adapter of a dataclass alone takes no configuration."""
+"""Adapter of one record, in a tuple because an adapter of a dataclass takes no configuration."""
 
 
 def stored(record: SegmentRecord) -> str:
-    """What Redis holds of a record, as JSON: what differs from the defaults, and nothing that follows from the rest."""
+    """Serialise a record for Redis: its fields that differ from the defaults, as JSON."""
     return _STORED.dump_json((record,), exclude_defaults=True).decode()
 
 
 def read_stored(line: str) -> SegmentRecord:
-    """The inverse of `stored`. Raises: ValueError."""
+    """Read a line of `stored`. Raises: ValueError."""
     return _STORED.validate_json(line)[0]
 
 
 def verdict(record: SegmentRecord) -> Verdict:
-    """Whether the segment was accepted, rewritten or not judged."""
+    """Return whether the segment was accepted, rewritten or not judged."""
     return VERDICTS[record.accepted]
 
 
@@ -241,12 +241,12 @@ def speculative_decoding(steps: Sequence[Step]) -> dict[str, Any] | None:
 
 
 def share(part: float, whole: float) -> float | None:
-    """None of nothing."""
+    """Return `part / whole`; None if `whole` is 0."""
     return part / whole if whole else None
 
 
 def _steps(record: SegmentRecord) -> Iterable[Step]:
-    """The decisions that led to a kept segment; none if nothing was drafted, or the draft was not judged."""
+    """Yield the decisions that led to a kept segment; none if nothing was drafted, or the draft was not judged."""
     if record.accepted:
         yield Step(len(record.segment.token_ids), len(record.segment.token_ids))
     if record.rejected is not None:

@@ -28,16 +28,16 @@ class ReleasedModel:
     model: str
     """Its folder or GGUF file, absolute or relative to the folder of `pair.json`; or its name on the hub."""
     fingerprint: str
-    """Of its weights, its configuration, and the options of vLLM that change its numbers."""
+    """Digest of its weights, its configuration, and the options of vLLM that change its numbers."""
     tokenizer: str
     revision: str | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16", "packed"] = "auto"
-    """Of the weights when it is served; auto: any."""
+    """Numeric form of the weights when it is served; auto: any."""
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """What one version of a pair consists of."""
+    """One version of a pair: models, probes, calibration and rule."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
@@ -46,7 +46,7 @@ class Release:
     draft: ReleasedModel
     target: ReleasedModel
     rule: dict[str, Any]
-    """The options of a request that names none, as in `SEMSPEC_GATEWAY_DEFAULTS`."""
+    """Defaults for the options that a request leaves unset, as in `SEMSPEC_GATEWAY_DEFAULTS`."""
     draft_probe: str = ""
     """Digest of its weights; empty: the pair has no probes."""
     target_probe: str = ""
@@ -56,70 +56,70 @@ class Release:
     """Digest of the calibration; empty: there is none."""
     format: Literal[1] = 1
     folder: Path = field(default=Path(), compare=False)
-    """Of `pair.json`, which does not name it."""
+    """Folder of `pair.json`; not part of the file."""
 
     @property
     def label(self) -> str:
-        """What a request's `model` calls it."""
+        """Return its name in a request's `model`."""
         return f"{self.name}@{self.version}"
 
-    def place(self, role: str) -> str:
-        """The folder, the GGUF file or the name on the hub of a model."""
+    def model_location(self, role: str) -> str:
+        """Return the folder, the GGUF file or the name on the hub of a model."""
         model: str = getattr(self, role).model
         return str((self.folder / model).resolve()) if (self.folder / model).exists() else model
 
     def with_probes(self, served: VerifierInfo) -> "Release":
-        """The same with the probes that a verifier serves."""
+        """Return the release with the probes that a verifier serves."""
         probes = served.draft_probe, served.target_probe
         return replace(
             self, draft_probe=probes[0], target_probe=probes[1], projections=served.projections
         )
 
     def save(self, folder: Path) -> None:
-        """Write `pair.json` at once."""
+        """Write `pair.json` atomically."""
         with replacing(folder / RELEASE_FILE) as partial:
             partial.write_bytes(_RELEASE.dump_json(self, indent=2, exclude={"folder"}) + b"\n")
 
-    def foreign_model(
+    def model_mismatch(
         self, role: str, name: str, fingerprint: str, tokenizer: str = "", dtype: str = "auto"
     ) -> Mismatch | None:
-        """Why a model is not the release's; None if it is. `tokenizer`: empty: not compared."""
-        own: ReleasedModel = getattr(self, role)
+        """Return why a model is not the release's; None if it is. An empty `tokenizer` is not compared."""
+        released: ReleasedModel = getattr(self, role)
         found = f"but the {role} service serves {name}"
-        if fingerprint != own.fingerprint:
-            reason = f"({own.fingerprint}), {found} ({fingerprint})"
+        if fingerprint != released.fingerprint:
+            reason = f"({released.fingerprint}), {found} ({fingerprint})"
             remedy = "serve that model, or the release of this one"
-        elif tokenizer not in ("", own.tokenizer):
-            reason = f"with the tokenizer {own.tokenizer}, {found} with {tokenizer}"
+        elif tokenizer not in ("", released.tokenizer):
+            reason = f"with the tokenizer {released.tokenizer}, {found} with {tokenizer}"
             remedy = "put its own tokenizer files back"
-        elif dtype != own.dtype and "auto" not in (dtype, own.dtype):
-            reason, remedy = f"in {own.dtype}, {found} in {dtype}", "set that dtype"
+        elif dtype != released.dtype and "auto" not in (dtype, released.dtype):
+            reason, remedy = f"in {released.dtype}, {found} in {dtype}", "set that dtype"
         else:
             return None
-        message = f"the release {self.label} has the {role} {own.model} {reason}"
+        message = f"the release {self.label} has the {role} {released.model} {reason}"
         return Mismatch(
             message, remedy=remedy, operator_hint=f"SEMSPEC_{role.upper()}_MODEL, _DTYPE, _PAIR"
         )
 
-    def foreign_reason(
+    def mismatch_reason(
         self, draft: ModelInfo, target: ModelInfo, verifier: VerifierInfo
     ) -> Mismatch | None:
-        """Why what the services serve is not the release; None if it is."""
-        for role, one in (("draft", draft), ("target", target)):
-            if one.has_model and (
-                reason := self.foreign_model(role, one.model, one.fingerprint, one.tokenizer)
+        """Return why the services do not serve this release; None if they do."""
+        for role, info in (("draft", draft), ("target", target)):
+            if info.has_model and (
+                reason := self.model_mismatch(role, info.model, info.fingerprint, info.tokenizer)
             ):
                 return reason
-        return self.foreign_probes(verifier)
+        return self.probes_mismatch(verifier)
 
-    def foreign_probes(self, served: VerifierInfo) -> Mismatch | None:
-        """Why the verifier's probes are not the release's; None if they are."""
+    def probes_mismatch(self, served: VerifierInfo) -> Mismatch | None:
+        """Return why the verifier's probes are not the release's; None if they are."""
         if self.with_probes(served) == self:
             return None
         probes = (served.draft_probe, served.target_probe) == (self.draft_probe, self.target_probe)
-        told = f"other {'alternatives' if probes else 'probes'} than the release {self.label}"
+        difference = f"other {'alternatives' if probes else 'probes'} than the release {self.label}"
         return Mismatch(
-            f"the verifier has {told}",
+            f"the verifier has {difference}",
             remedy="start it with the release's folder",
             operator_hint="SEMSPEC_VERIFIER_PAIR",
         )
@@ -129,7 +129,7 @@ _RELEASE = TypeAdapter(Release)
 
 
 def load_release(path: Path) -> Release:
-    """The release of a folder with `pair.json`, or of that file. Raises: Mismatch, with the remedy, in one line."""
+    """Read a release from its folder or from its `pair.json`. Raises: Mismatch, with the remedy, in one line."""
     file = path / RELEASE_FILE if path.is_dir() else path
     try:
         release = _RELEASE.validate_python(read_json(file))
@@ -143,7 +143,10 @@ def load_release(path: Path) -> Release:
 
 
 def check_model(settings: "ModelSettings", writer: Writer, fingerprint: str) -> None:
-    """Raises: Mismatch when `settings.pair` names no release with this model: it is one, or has one in each folder."""
+    """Check that a release in `settings.pair` names this model; the folder is a release, or holds one in each folder.
+
+    Raises: Mismatch when none does.
+    """
     if settings.pair is None:
         return
     inside = [
@@ -152,10 +155,11 @@ def check_model(settings: "ModelSettings", writer: Writer, fingerprint: str) -> 
         if path.parent.name[0] != "."
     ]
     folders = inside if inside and not (settings.pair / RELEASE_FILE).exists() else [settings.pair]
-    role, own = (
-        writer.value,
-        {"name": settings.model, "fingerprint": fingerprint, "dtype": settings.dtype},
-    )
-    reasons = [load_release(one).foreign_model(role, **own) for one in folders]
+    reasons = [
+        load_release(folder).model_mismatch(
+            writer.value, settings.model, fingerprint, dtype=settings.dtype
+        )
+        for folder in folders
+    ]
     if None not in reasons and (reason := reasons[0]):
         raise reason

@@ -34,9 +34,9 @@ EXIT_BAD_SETTINGS = 2
 RENAMED = {"TOKEN": "SERVICE_TOKEN", "DRAIN_S": "GRACE_S"}
 """Shared variables that had a process's prefix and another name."""
 SIMILARITY = 0.9
-"""Of a variable to a shared one from which it is taken for a mistake; none of another process is so similar."""
+"""A variable at least this similar to a shared one is taken for a misspelling of it."""
 UNSET = "unset"
-"""What stands for the default of a setting that has none."""
+"""Shown as the default of a setting that has none."""
 
 MEBIBYTE = 1 << 20
 
@@ -44,12 +44,12 @@ S = TypeVar("S", bound=BaseSettings)
 
 
 def shared(name: str, default: object, description: str, **bounds: Any) -> Any:
-    """A field with the same variable in all processes; those of other fields begin with the process's prefix."""
+    """Return a field whose variable is the same in all processes, without the process's prefix."""
     return Field(default, validation_alias=f"SEMSPEC_{name}", description=description, **bounds)
 
 
 def checked(check: Callable[[Any], object]) -> AfterValidator:
-    """Of a setting that is not empty: `check` raises ValueError or SemspecError for an invalid value."""
+    """Return a validator of settings that are not empty: `check` raises ValueError or SemspecError."""
 
     def unchanged(value: Any) -> Any:
         try:
@@ -164,12 +164,12 @@ class Setting:
     variable: str
     values: str
     default: str
-    """What it is where it is not set; "required" or "unset" if it has no value then."""
+    """Its value when it is not set; "required" or "unset" if it has none."""
     description: str
 
 
 def described(settings_class: type[BaseModel]) -> Iterator[Setting]:
-    """Every setting of a class, inherited ones first, or every key of an object that is a setting."""
+    """Yield every setting of a class, inherited ones first, or every key of an object that is a setting."""
     schema = settings_class.model_json_schema(by_alias=False)
     for name, field in schema["properties"].items():
         default = (
@@ -194,12 +194,12 @@ def _default(field: FieldInfo) -> str:
 
 
 def _values(schema: dict[str, Any], field: dict[str, Any]) -> str:
-    """The values that a field of a JSON schema takes, in words."""
+    """Describe the values that a field of a JSON schema takes."""
     if "$ref" in field:
         return _values(schema, schema["$defs"][field["$ref"].rpartition("/")[2]])
     if "anyOf" in field:
         return " or ".join(
-            _values(schema, one) for one in field["anyOf"] if one.get("type") != "null"
+            _values(schema, option) for option in field["anyOf"] if option.get("type") != "null"
         )
     if "enum" in field:
         return ", ".join(map(str, field["enum"]))
@@ -220,11 +220,14 @@ def _values(schema: dict[str, Any], field: dict[str, Any]) -> str:
 
 
 def parse_command(settings_class: type[S], prog: str) -> S:
-    """Settings of a process that has no arguments but `--help`, which lists the variables. See `load_settings`."""
+    """Load the settings of a process whose only argument is `--help`, which lists them. See `load_settings`."""
     lines = []
-    for one in described(settings_class):
-        values = "" if one.values in one.description else f" ({one.values})"
-        lines += [f"{one.variable} [{one.default}]", *textwrap.wrap(one.description + values, 100)]
+    for setting in described(settings_class):
+        values = "" if setting.values in setting.description else f" ({setting.values})"
+        lines += [
+            f"{setting.variable} [{setting.default}]",
+            *textwrap.wrap(setting.description + values, 100),
+        ]
     listed = "\n".join(line if line.startswith("SEMSPEC_") else f"    {line}" for line in lines)
     parser = argparse.ArgumentParser(
         prog=prog,
@@ -236,7 +239,7 @@ def parse_command(settings_class: type[S], prog: str) -> S:
 
 
 def load_settings(settings_class: type[S]) -> S:
-    """Settings from the environment of this process. Invalid ones end it with exit code 2 and one line."""
+    """Read the settings from the environment; invalid ones end the process with exit code 2 and one line."""
     try:
         return read_settings(settings_class)
     except InvalidRequest as error:
@@ -245,7 +248,7 @@ def load_settings(settings_class: type[S]) -> S:
 
 
 def read_settings(settings_class: type[S]) -> S:
-    """Settings from the environment of this process.
+    """Read the settings from the environment of this process.
 
     Raises: InvalidRequest, in one line that names each missing, invalid or unknown variable and its valid values. The
     line does not repeat values, since some are secret.
@@ -262,9 +265,8 @@ def read_settings(settings_class: type[S]) -> S:
     except ValidationError as error:
         problems = [_problem(settings_class, detail) for detail in error.errors()]
     except SettingsError as error:
-        name = str(error).split('"')[
-            1
-        ]  # 'error parsing value for field "defaults" from source ...'
+        # 'error parsing value for field "defaults" from source ...'
+        name = str(error).split('"')[1]
         problems = [f"{_variable(settings_class, name)}: Input should be a JSON object"]
     raise InvalidRequest("; ".join(problems))
 
@@ -281,8 +283,10 @@ def _problem(settings_class: type[BaseSettings], detail: ErrorDetails) -> str:
 
 
 def _unknown_variables(settings_class: type[BaseSettings]) -> list[str]:
-    """Variables with this process's prefix that it does not have, and misspelt shared ones. Other processes may have
-    other shared ones."""
+    """List variables with this process's prefix that it does not have, and misspelt shared ones.
+
+    Shared variables of other processes are not listed.
+    """
     prefix, known = _prefix(settings_class), _variables(settings_class)
     shared = [name for name in known if not name.startswith(prefix)]
     problems = []

@@ -20,7 +20,7 @@ class StopSearch:
         reasoning_parser: ReasoningParser | None = None,
         keep_stop: bool = False,
     ) -> None:
-        """`keep_stop` leaves the stop sequence in the text; without a parser all text is content."""
+        """With `keep_stop`, the stop sequence stays in the text. Without a parser, all text is content."""
         self._stops, self._keep_stop = tuple(stops), keep_stop
         self._reasoning_parser = reasoning_parser or ReasoningParser("content")
         self._has_answer = False
@@ -42,7 +42,7 @@ class StopSearch:
         return rest + Parts(content=buffered)
 
     def ends_in(self, text: str) -> bool:
-        """Whether a stop sequence is complete with `text`, which comes next."""
+        """Take the next text and return whether a stop sequence is complete with it."""
         self.add(text)
         return self.stop is not None
 
@@ -62,7 +62,9 @@ class StopSearch:
         content, self._buffer = self._buffer + content, ""
         # The first to be complete, so that the result does not depend on how the text arrives; the longest of several.
         matches = [
-            (at + len(stop), at, stop) for stop in self._stops if (at := content.find(stop)) >= 0
+            (start + len(stop), start, stop)
+            for stop in self._stops
+            if (start := content.find(stop)) >= 0
         ]
         if matches:
             end, start, self.stop = min(matches)

@@ -14,7 +14,7 @@ from semspec.training.cli import quiet_libraries
 from semspec_bench.configuration import Configuration, parse
 from semspec_bench.environment import Say, answer_tokens
 from semspec_bench.reproduce import add_parser
-from semspec_bench.run import Plan, default_folder, perform
+from semspec_bench.run import Plan, default_folder, run_plans
 from semspec_bench.summary import load_run
 from semspec_bench.tasks import TASKS, Task, load_task
 
@@ -47,8 +47,8 @@ def main(arguments: Sequence[str]) -> None:
         )
         sys.exit(1)
     except OSError as error:  # a full disk, a folder of another user
-        place = error.filename or "the disk"
-        reporter.say(f"semspec bench: {place}: {error.strerror or error}; {options.after}")
+        path = error.filename or "the disk"
+        reporter.say(f"semspec bench: {path}: {error.strerror or error}; {options.after}")
         sys.exit(1)
     except KeyboardInterrupt:
         reporter.say(f"semspec bench: stopped; {options.after}")
@@ -60,7 +60,7 @@ def run(options: argparse.Namespace, reporter: Reporter) -> None:
     plan = _plan(options, options.task, options.temperature, reporter.say)
     plan = replace(plan, num_sessions=_num_sessions(options))
     folder = options.output or default_folder(plan)
-    perform({folder: plan}, reporter)
+    run_plans({folder: plan}, reporter)
     if plan.configurations[0].method != "target":
         reporter.say(f"{folder}: no report without the target")
         return
@@ -83,7 +83,7 @@ def suite(options: argparse.Namespace, reporter: Reporter) -> None:
         default_folder(sampled) / "sampled": sampled,
         default_folder(greedy) / "greedy": greedy,
     }
-    perform(plans, reporter)
+    run_plans(plans, reporter)
     _report(list(plans), options, options.output, reporter)
 
 
@@ -118,14 +118,14 @@ def _num_sessions(options: argparse.Namespace) -> int:
         raise InvalidRequest(
             f"--sessions is {options.sessions}", remedy=f"choose 1 to {MAX_SESSIONS}"
         )
-    others = [
-        one.label
-        for one in _configurations(options.strategy or [DEFAULT])
-        if one.runner != "gateway"
+    sequential = [
+        configuration.label
+        for configuration in _configurations(options.strategy or [DEFAULT])
+        if configuration.runner != "gateway"
     ]
-    if others and options.sessions > 1:
+    if sequential and options.sessions > 1:
         raise InvalidRequest(
-            f"{others[0]} answers one question at a time", remedy="leave --sessions out"
+            f"{sequential[0]} answers one question at a time", remedy="leave --sessions out"
         )
     return int(options.sessions)
 
@@ -153,46 +153,48 @@ def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(prog="semspec bench", description=__doc__)
     found.set_defaults(after="finished generations are kept, run the same command to resume")
     commands = found.add_subparsers(required=True)
-    one = commands.add_parser(
+    run_parser = commands.add_parser(
         "run", help="configurations side by side on one task, interleaved, resumable"
     )
-    one.set_defaults(command=run)
-    one.add_argument("--task", required=True, help=f"one of {', '.join(TASKS)}")
-    one.add_argument(
-        "--temperature", type=float, help="0 is greedy (default: as published for the task)"
+    run_parser.set_defaults(command=run)
+    run_parser.add_argument("--task", required=True, help=f"one of {', '.join(TASKS)}")
+    run_parser.add_argument(
+        "--temperature",
+        type=float,
+        help="sampling temperature, 0 is greedy (default: as published for the task)",
     )
-    one.add_argument(
-        "--output", type=Path, help="folder of the run (default: one of its own in .work/bench)"
+    run_parser.add_argument(
+        "--output", type=Path, help="folder of the run (default: a folder in .work/bench)"
     )
-    one.add_argument(
+    run_parser.add_argument(
         "--sessions",
         type=int,
         default=1,
         metavar="N",
-        help="questions at a time; above 1 only quality is reported",
+        help="concurrent questions; above 1 only quality is reported",
     )
-    _add_run_options(one, limit=None)
-    _add_report_options(one)
-    many = commands.add_parser(
+    _add_run_options(run_parser, limit=None)
+    _add_report_options(run_parser)
+    suite_parser = commands.add_parser(
         "suite", help="all strategies on the demo language, sampled and greedy, and the report"
     )
-    many.set_defaults(command=suite)
-    many.add_argument(
+    suite_parser.set_defaults(command=suite)
+    suite_parser.add_argument(
         "--output",
         type=Path,
         default=RESULTS / f"{datetime.now(UTC):%Y-%m-%d}",
-        help="of the report",
+        help="folder of the report",
     )
-    _add_run_options(many, limit=100)
-    _add_report_options(many)
+    _add_run_options(suite_parser, limit=100)
+    _add_report_options(suite_parser)
     add_parser(commands)
-    page = commands.add_parser("report", help="tables and figures of finished runs")
-    page.set_defaults(command=report)
-    page.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run")
-    page.add_argument(
+    report_parser = commands.add_parser("report", help="tables and figures of finished runs")
+    report_parser.set_defaults(command=report)
+    report_parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run")
+    report_parser.add_argument(
         "--output", type=Path, default=Path(".work/bench/report"), help="folder of the report"
     )
-    _add_report_options(page)
+    _add_report_options(report_parser)
     return found
 
 
@@ -209,8 +211,8 @@ def _add_run_options(parser: argparse.ArgumentParser, limit: int | None) -> None
         "--data",
         help="JSONL file or hub dataset with the task's questions (default: the task's own)",
     )
-    add("--limit", type=int, default=limit, help="questions (default: all)")
-    add("--skip", type=int, default=0, help="questions to leave out first")
+    add("--limit", type=int, default=limit, help="number of questions (default: all)")
+    add("--skip", type=int, default=0, help="number of questions to skip first")
     add(
         "--samples",
         type=int,
@@ -221,16 +223,16 @@ def _add_run_options(parser: argparse.ArgumentParser, limit: int | None) -> None
     add(
         "--max-tokens",
         type=int,
-        help="budget of an answer (default: as published, or what the window leaves)",
+        help="token budget of an answer (default: as published, or what the window leaves)",
     )
-    add("--seed", type=int, default=0, help="names the draws of the whole run")
+    add("--seed", type=int, default=0, help="seed of all draws of the run")
     add(
         "--pair",
         type=Path,
         default=BUNDLED_PAIR,
         help="folder with draft/, target/ and probes/ (default: bundled)",
     )
-    add("--gateway", metavar="URL", help="measure a gateway that runs instead of starting one")
+    add("--gateway", metavar="URL", help="measure a running gateway instead of starting one")
     add("--vllm", type=Path, metavar="PYTHON", help="interpreter of an environment with vLLM")
 
 

@@ -43,7 +43,7 @@ _OPERATORS: Mapping[str, Callable[[str], Any]] = {
     "ahead": _one_of("on", "off"),
     "repeats": _one_of("refused", "allowed"),
 }
-"""What a request cannot choose, and so only the runner in this process. `repeats`: see `semspec.decoding.repeats`."""
+"""Options that a request cannot set, only the runner in this process. `repeats`: see `semspec.decoding.repeats`."""
 _PEER_KNOBS: Mapping[str, Callable[[str], Any]] = {"tokens": int}
 
 
@@ -59,16 +59,8 @@ class Configuration:
     """The options in the label; all others have the pair's or the peer's defaults."""
 
     @property
-    def variant(self) -> str:
-        """What is compared under one name: a method, with the rewrite or the probes if they are not the usual ones."""
-        rewrite = self.knobs.get("rewrite", "target")
-        return self.knobs.get("probes") or (
-            self.method if rewrite == "target" else f"{self.method}+{rewrite}"
-        )
-
-    @property
     def options(self) -> dict[str, Any]:
-        """The request's `semspec` object, with only the label's options."""
+        """Return the request's `semspec` object, with only the label's options."""
         options: dict[str, Any] = {"strategy": self.method}
         for name, value in self.knobs.items():
             if name in ("rule", "threshold"):
@@ -83,12 +75,12 @@ class Configuration:
 
     @property
     def operators(self) -> dict[str, Any]:
-        """The label's keys of the operator's defaults."""
+        """Return the label's options among the operator's defaults."""
         return {"draft_ahead": self.knobs.get("ahead", "on") == "on"}
 
 
 def parse(text: str) -> Configuration:
-    """The configuration that a label describes. Raises: InvalidRequest naming the invalid part and the valid values."""
+    """Parse a label. Raises: InvalidRequest naming the invalid part and the valid values."""
     head, *items = text.strip().split(":")
     runner, _, method = head.rpartition("/")
     _check(text, "runner", runner or "gateway", get_args(RunnerName))
@@ -118,8 +110,8 @@ def _knob(text: str, item: str, known: Mapping[str, Callable[[str], Any]]) -> tu
         raise InvalidRequest(f"{text}: {name}={value!r} is not valid: {error}") from None
 
 
-def _check(text: str, what: str, name: str, known: tuple[str, ...]) -> None:
+def _check(text: str, kind: str, name: str, known: tuple[str, ...]) -> None:
     if name not in known:
         raise InvalidRequest(
-            f"{text}: unknown {what} {name!r}", remedy=f"choose from {', '.join(known)}"
+            f"{text}: unknown {kind} {name!r}", remedy=f"choose from {', '.join(known)}"
         )

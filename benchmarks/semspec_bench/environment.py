@@ -17,11 +17,12 @@ import semspec
 from semspec.device import num_cores
 from semspec.engine.architecture import context_window
 from semspec.errors import InvalidRequest
+from semspec.pairs import ROLES
 
 ROOT = Path(semspec.__file__).resolve().parents[1]
 MEASURED_CODE = ("semspec", "services", "gateway", "benchmarks/semspec_bench/runners")
 """Folders with the code that produces answers."""
-ROLES = ("draft", "target")
+
 Say = Callable[[str], None]
 PROMPT_SHARE = 5
 """A prompt may have the window divided by this: QwQ's 40,960 tokens leave 32,768 for the answer."""
@@ -29,7 +30,7 @@ PACKAGES = ("torch", "transformers", "grpcio", "fastapi", "redis", "safetensors"
 
 
 def environment(pair: Path) -> dict[str, Any]:
-    """The facts needed to interpret and reproduce the numbers."""
+    """Return the facts needed to interpret and reproduce the numbers."""
     return {
         "python": platform.python_version(),
         "system": platform.system(),
@@ -49,7 +50,7 @@ def environment(pair: Path) -> dict[str, Any]:
 
 
 def _model_name(folder: Path) -> str:
-    """The folder's name; for a link into the hub's cache, the model's name on the hub."""
+    """Return the folder's name; for a link into the hub's cache, the model's name on the hub."""
     parts = folder.resolve().parts
     return (
         parts[-3].removeprefix("models--").replace("--", "/")
@@ -59,29 +60,32 @@ def _model_name(folder: Path) -> str:
 
 
 def answer_tokens(pair: Path, wanted: int, say: Say) -> int:
-    """Budget of an answer: `wanted`, or what the smaller window leaves, which is said. Raises: InvalidRequest."""
+    """Return the token budget of an answer: `wanted`, or what the smaller window leaves, which is reported.
+
+    Raises: InvalidRequest.
+    """
     window, role = min((_window(pair / role), role) for role in ROLES)
     found = min(wanted, window - window // PROMPT_SHARE)
     if found < wanted:
         say(
-            f"answers have {found:,} tokens, not {wanted:,}: the {role}'s window has {window:,}, prompt included"
+            f"answers have {found:,} tokens, not {wanted:,}: the {role}'s window has {window:,}, with the prompt"
         )
     return found
 
 
 def _window(model: Path) -> int:
-    """A checkpoint's context window (prompt and answer), in tokens. Raises: InvalidRequest."""
+    """Return a checkpoint's context window (prompt and answer) in tokens. Raises: InvalidRequest."""
     path = model / "config.json"
     if not path.is_file():
         raise InvalidRequest(
-            f"{path} is not there",
+            f"{path} does not exist",
             remedy="give a folder with draft/, target/ and probes/ as --pair",
         )
     return context_window(AutoConfig.from_pretrained(model, trust_remote_code=False))
 
 
 def code_digest() -> str:
-    """Digest of the code that produces answers; runs with different code are kept apart."""
+    """Return the digest of the code that produces answers; runs with different code are kept apart."""
     digest = hashlib.sha256()
     for path in sorted(
         {path for folder in MEASURED_CODE for path in (ROOT / folder).rglob("*.py")}
@@ -91,7 +95,7 @@ def code_digest() -> str:
 
 
 def memory_bytes(processes: Mapping[str, int]) -> dict[str, dict[str, int]]:
-    """Peak resident memory and current GPU memory of each process, where the system reports them."""
+    """Return the peak resident memory and current GPU memory of each process, if the system reports them."""
     on_gpu = _gpu_bytes()
     memory: dict[str, dict[str, int]] = {}
     for role, pid in processes.items():

@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from semspec.decoding.loop import prompts_of
+from semspec.decoding.loop import render_prompts
 from semspec.engine.tokenization import LETTER, ModelTokenizer, tokenize
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.types import (
@@ -70,7 +70,7 @@ class Pair:
         """Return each reading's ids, draft and score after the target's first segment; None if that does not end at
         a boundary."""
         infos = await self.draft.info(), await self.target.info()
-        prompts = await prompts_of(
+        prompts = await render_prompts(
             question.messages, self.target.encode(question.messages), self.draft, *infos
         )
         params = GenerationParams(
@@ -83,8 +83,8 @@ class Pair:
         prompt, found = prompts.draft or prompts.target, dict[str, dict[str, Any]]()
         for name, reading in READINGS.items():
             ids = tuple(reading(self.draft.tokenizer, prompt.text, segment))
-            same = next((known for known in found.values() if known["ids"] == ids), None)
-            found[name] = same or await self._drafted(context, prompt, segment, ids, params)
+            identical = next((known for known in found.values() if known["ids"] == ids), None)
+            found[name] = identical or await self._drafted(context, prompt, segment, ids, params)
         return found
 
     async def _drafted(
@@ -109,7 +109,7 @@ async def written(
 ) -> Segment | None:
     """Return the one segment that the model writes; None if it writes nothing."""
     async with aclosing(engine.generate(context, params)) as generated:
-        return next(iter([one.segment async for one in generated]), None)
+        return next(iter([item.segment async for item in generated]), None)
 
 
 def summary(rows: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str, Any]:
@@ -124,12 +124,12 @@ def summary(rows: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str, Any]:
             "difference": fmean(differences),
             "half_interval_95": half,
             "num_other_ids": sum(row[name]["ids"] != row["whole"]["ids"] for row in rows),
-            "num_begun_by_digit_or_space": sum(_is_thrown_off(row[name]["text"]) for row in rows),
+            "num_begun_by_digit_or_space": sum(_begins_badly(row[name]["text"]) for row in rows),
         }
     return {"num_drafts": len(rows), "readings": readings}
 
 
-def _is_thrown_off(text: str) -> bool:
+def _begins_badly(text: str) -> bool:
     return text[:1].isdigit() or text[:1].isspace()
 
 
@@ -144,8 +144,8 @@ async def run(arguments: argparse.Namespace) -> dict[str, Any]:
         questions = load_task(arguments.task, arguments.data, arguments.limit).questions
         pair = Pair(draft, target)
         rows = [
-            await pair.compare(one, seed, arguments.max_tokens)
-            for seed, one in enumerate(questions)
+            await pair.compare(question, seed, arguments.max_tokens)
+            for seed, question in enumerate(questions)
         ]
         names = {"draft": (await draft.info()).model, "target": (await target.info()).model}
         return {

@@ -40,9 +40,9 @@ class Reading:
     pooled: Tensor
     """Mean states of the text's tokens, `[num_layers + 1, hidden_size]`."""
     log_probabilities: Tensor
-    """Of the text's tokens, `[num_tokens]`."""
+    """Log-probabilities of the text's tokens, `[num_tokens]`."""
     likeliest: Tensor
-    """The likeliest token in the place of each, `[num_tokens]`."""
+    """The most probable token at each position, `[num_tokens]`."""
 
 
 def read_problems(path: Path, number: int) -> list[tuple[str, str]]:
@@ -214,9 +214,12 @@ def _speed(
     model: str, forms: Sequence[str], rounds: int, num_threads: int, llama_bench: Path | None
 ) -> str:
     models = {form: CausalLM.load(model, None, "cpu", form) for form in forms}
-    speeds(models, 1)  # what is computed once
+    speeds(models, 1)  # warm-up
     times = speeds(models, rounds)
-    rows = [[form, *_cells(median(one.first), median(one.token))] for form, one in times.items()]
+    rows = [
+        [form, *_cells(median(seconds.first), median(seconds.token))]
+        for form, seconds in times.items()
+    ]
     if llama_bench:
         models.clear()
         gc.collect()
@@ -227,8 +230,8 @@ def _speed(
     read = Table(
         ["ms to read tokens at once", *map(str, READ_TOKENS)],
         [
-            [form, *(f"{1e3 * median(seconds):.1f}" for seconds in one.read.values())]
-            for form, one in times.items()
+            [form, *(f"{1e3 * median(seconds):.1f}" for seconds in seconds.read.values())]
+            for form, seconds in times.items()
         ],
     )
     speed = Table(columns, rows)

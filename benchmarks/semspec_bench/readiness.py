@@ -14,7 +14,7 @@ from transformers.utils import cached_file
 from semspec.clustering.language_model import LanguageModelConfig
 from semspec.clustering.nli import EntailmentConfig
 from semspec.commands.checks import Check, fail, ok
-from semspec.commands.doctor import line
+from semspec.commands.doctor import format_check
 from semspec.engine.hub import Checkpoint, look_up, size_of
 from semspec.engine.vllm.options import check_installed
 from semspec.errors import InvalidRequest, Mismatch
@@ -43,13 +43,13 @@ SENTENCE_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What will be used."""
+class Requirements:
+    """The models, tasks and devices that a reproduction needs."""
 
     pipeline: PipelineConfig
-    """With the models."""
+    """The main training, which names the models."""
     sampled: Sequence[PipelineConfig]
-    """Trainings that are still to be made, those with samples of their own."""
+    """Missing trainings, one for each set of samples."""
     tasks: Sequence[tuple[str, str | None]]
     """Name and data of each run's task."""
     output: Path
@@ -59,7 +59,7 @@ class Wanted:
 
     @property
     def num_gpus(self) -> int:
-        """GPUs that `devices` need."""
+        """Return the number of GPUs that `devices` need."""
         numbers = [
             int(device.partition(":")[2] or 0)
             for device in self.devices
@@ -70,7 +70,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Time and disk that a stage of the reproduction takes at most."""
+    """Upper bounds of the time and disk that a stage of the reproduction takes."""
 
     stage: str
     amount: str
@@ -89,7 +89,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """Results of all checks, and what they found for the steps that follow."""
+    """Results of all checks, and their findings for the next steps."""
 
     checks: list[Check] = field(default_factory=list)
     tasks: list[Task] = field(default_factory=list)
@@ -98,26 +98,26 @@ class Readiness:
     """Downloads and trainings."""
 
 
-def check(wanted: Wanted, reporter: Reporter) -> Readiness:
-    """Check everything that `wanted` needs, and report each result as soon as it is known."""
+def check(requirements: Requirements, reporter: Reporter) -> Readiness:
+    """Check everything that `requirements` needs, and report each result as soon as it is known."""
     found, models = Readiness(), dict[str, Checkpoint]()
     disable_progress_bars()  # of the hub's client, between the lines
     for checks in (
-        _engines(wanted),
-        _devices(wanted),
-        _models(wanted.pipeline, models),
-        _tasks(wanted, found.tasks),
-        _resources(wanted, models, found.work),
+        _engines(requirements),
+        _devices(requirements),
+        _models(requirements.pipeline, models),
+        _tasks(requirements, found.tasks),
+        _resources(requirements, models, found.work),
     ):
         for result in checks:
             found.checks.append(result)
-            reporter.say(line(result))
+            reporter.say(format_check(result))
     enable_progress_bars()
     return found
 
 
-def _engines(wanted: Wanted) -> Iterator[Check]:
-    if wanted.is_over_vllm:
+def _engines(requirements: Requirements) -> Iterator[Check]:
+    if requirements.is_over_vllm:
         try:
             check_installed()
             yield ok("vLLM", "installed")
@@ -125,14 +125,16 @@ def _engines(wanted: Wanted) -> Iterator[Check]:
             yield fail("vLLM", error.message, error.remedy)
 
 
-def _devices(wanted: Wanted) -> Iterator[Check]:
+def _devices(requirements: Requirements) -> Iterator[Check]:
     """Compare the CUDA devices that are named with those that torch sees."""
-    if not wanted.num_gpus:
+    if not requirements.num_gpus:
         return
-    named = ", ".join(sorted({device for device in wanted.devices if device.startswith("cuda")}))
+    named = ", ".join(
+        sorted({device for device in requirements.devices if device.startswith("cuda")})
+    )
     num_found = torch.cuda.device_count()
     words = f"the pair names {named}; torch {torch.__version__} sees {num_found or 'no'} GPU{'s' * (num_found > 1)}"
-    if num_found >= wanted.num_gpus:
+    if num_found >= requirements.num_gpus:
         yield ok("GPUs", words)
     elif torch.version.cuda is None:
         yield fail("GPUs", f"{words}: it is built without CUDA", "make setup TORCH_VARIANT=cuda")
@@ -169,10 +171,10 @@ def _models(config: PipelineConfig, found: dict[str, Checkpoint]) -> Iterator[Ch
         )
 
 
-def _tasks(wanted: Wanted, found: list[Task]) -> Iterator[Check]:
+def _tasks(requirements: Requirements, found: list[Task]) -> Iterator[Check]:
     """Load the questions of all runs, which downloads those that are not there yet."""
     loaded: dict[tuple[str, str | None], Task] = {}
-    for name, data in wanted.tasks:
+    for name, data in requirements.tasks:
         if (name, data) not in loaded:
             try:
                 loaded[name, data] = load_task(name, data)
@@ -183,25 +185,29 @@ def _tasks(wanted: Wanted, found: list[Task]) -> Iterator[Check]:
         found.append(loaded[name, data])
 
 
-def _resources(wanted: Wanted, models: dict[str, Checkpoint], work: list[Work]) -> Iterator[Check]:
-    for config in wanted.sampled:
+def _resources(
+    requirements: Requirements, models: dict[str, Checkpoint], work: list[Work]
+) -> Iterator[Check]:
+    for config in requirements.sampled:
         try:
             questions, _ = gather(config.questions, config.evaluation_sets, config.shares)
         except InvalidRequest as error:
             yield fail("training", error.message, error.remedy)
             return
         work.append(
-            _training(config, len(questions), max(1, torch.cuda.device_count() or wanted.num_gpus))
+            _training(
+                config, len(questions), max(1, torch.cuda.device_count() or requirements.num_gpus)
+            )
         )
         yield ok("training", f"{config.name}: {len(questions)} questions")
     if not {"draft model", "target model"} <= models.keys():
-        return  # said above
+        return  # already reported
     states, missing = (
         sum(stage.num_bytes for stage in work),
         sum(model.missing_bytes for model in models.values()),
     )
     work.insert(0, Work("downloads", f"{len(models)} models", num_bytes=missing))
-    yield _disk(wanted.output, states, missing)
+    yield _disk(requirements.output, states, missing)
     yield _memory(sum(models[f"{role} model"].weight_bytes for role in ("draft", "target")))
 
 
@@ -219,7 +225,7 @@ def _training(config: PipelineConfig, num_questions: int, num_workers: int) -> W
 
 
 def _row_bytes(config: PipelineConfig) -> int:
-    """Bytes of the states of one context; 0 when the models cannot be had, which is said elsewhere."""
+    """Return the bytes of the states of one context; 0 if a model is not available, which another check reports."""
     sizes = []
     for model in (config.target, config.draft):
         try:
@@ -232,16 +238,18 @@ def _row_bytes(config: PipelineConfig) -> int:
 
 
 def _disk(output: Path, states: int, missing: int) -> Check:
-    """Both on one file system must fit together."""
+    """Check the room for models and states, which may share a file system."""
     cache = Path(constants.HF_HUB_CACHE)
-    places = {"models": (_existing(cache), missing), "states": (_existing(output), states)}
-    devices = {name: place.stat().st_dev for name, (place, _) in places.items()}
+    locations = {"models": (_existing(cache), missing), "states": (_existing(output), states)}
+    devices = {name: location.stat().st_dev for name, (location, _) in locations.items()}
     problems = []
-    for name, (place, _) in places.items():
-        free = shutil.disk_usage(place).free
-        needed = sum(size for other, (_, size) in places.items() if devices[other] == devices[name])
+    for name, (location, _) in locations.items():
+        free = shutil.disk_usage(location).free
+        needed = sum(
+            size for other, (_, size) in locations.items() if devices[other] == devices[name]
+        )
         if needed > free:
-            problems.append(f"{size_of(needed)} needed in {place}, {size_of(free)} free")
+            problems.append(f"{size_of(needed)} needed in {location}, {size_of(free)} free")
     if problems:
         remedy = (
             "make room, set HF_HOME or --output to a larger disk, or lower contexts.per_question"
@@ -253,19 +261,19 @@ def _disk(output: Path, states: int, missing: int) -> Check:
 
 
 def _existing(path: Path) -> Path:
-    return next(place for place in (path, *path.parents) if place.exists())
+    return next(parent for parent in (path, *path.parents) if parent.exists())
 
 
 def _memory(weight_bytes: int) -> Check:
-    """Each worker of the training holds both models."""
+    """Check the memory; each worker of the training holds both models."""
     needed = ROOM * weight_bytes
     gpus = [torch.cuda.mem_get_info(index)[0] for index in range(torch.cuda.device_count())]
-    free, place = (
+    free, location = (
         (min(gpus), "on each GPU")
         if gpus
         else (psutil.virtual_memory().available, "of memory, no GPU")
     )
-    words = f"both models take {size_of(needed)}; {size_of(free)} free {place}"
+    words = f"both models take {size_of(needed)}; {size_of(free)} free {location}"
     if needed > free:
         return fail(
             "memory",

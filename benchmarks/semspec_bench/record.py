@@ -2,14 +2,14 @@
 
 import gzip
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from semspec.errors import InvalidRequest
 from semspec.files import parse_json
-from semspec.reporting.files import replacing
+from semspec.reporting.files import complete_lines, replacing
 
 Json = dict[str, Any]
 
@@ -58,29 +58,15 @@ class Record:
 
 
 def as_line(record: Record) -> str:
-    """A line of `records.jsonl`."""
+    """Return the record as a line of `records.jsonl`."""
     return json.dumps(asdict(record)) + "\n"
 
 
 def read_records(path: Path) -> list[Record]:
-    """All complete lines of `records.jsonl`, from which an incomplete last line is removed, or what `write_answers`
-    wrote."""
+    """Read `records.jsonl`, from which an incomplete last line is removed, or a file of `write_answers`."""
     if path.name.endswith(ANSWERS):
         return [_record(path, line) for line in gzip.decompress(path.read_bytes()).splitlines()]
-    return list(_read(path)) if path.exists() else []
-
-
-def _read(path: Path) -> Iterator[Record]:
-    whole = 0
-    with path.open("rb") as file:
-        for line in file:
-            if not line.endswith(b"\n"):
-                break
-            whole += len(line)
-            yield _record(path, line)
-    if whole < path.stat().st_size:
-        with path.open("rb+") as file:
-            file.truncate(whole)
+    return [_record(path, line) for line in complete_lines(path)] if path.exists() else []
 
 
 def _record(path: Path, line: bytes) -> Record:

@@ -88,7 +88,7 @@ def count_runs(folders: Sequence[Path]) -> list[Repeats]:
     if not judging:
         names = ", ".join(map(str, folders))
         raise InvalidRequest(
-            f"{names} holds no drafted segment", remedy="run a strategy that judges segments"
+            f"{names} contains no drafted segment", remedy="run a strategy that judges segments"
         )
     return judging
 

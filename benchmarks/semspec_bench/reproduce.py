@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -26,22 +25,23 @@ from semspec.clustering.language_model import LanguageModelConfig
 from semspec.clustering.nli import EntailmentConfig
 from semspec.engine.hub import fetch, size_of
 from semspec.errors import InvalidRequest
+from semspec.pairs import ROLES
 from semspec.reporting.files import replacing
 from semspec.reporting.progress import Reporter
-from semspec.stack import parent_death
+from semspec.stack.parent_death import bound_command
 from semspec.training.config import Part, PipelineConfig, read_config, read_yaml, validated
 from semspec_bench.configuration import parse
-from semspec_bench.environment import ROLES, answer_tokens
-from semspec_bench.readiness import Wanted, Work, check
+from semspec_bench.environment import answer_tokens
+from semspec_bench.readiness import Requirements, Work, check
 from semspec_bench.report.paper import expected_seconds
-from semspec_bench.run import Plan, is_complete, perform
+from semspec_bench.run import Plan, is_complete, run_plans
 from semspec_bench.runners.protocol import RunnerError
 from semspec_bench.summary import load_run
 from semspec_bench.tasks import Task
 
 PAIRS = Path(__file__).parent / "pairs"
 MAIN = "main"
-OF_FIT = {"probes", "report", "likelihood"}
+FIT_SETTINGS = {"probes", "report", "likelihood"}
 """Settings of the training that its samples do not depend on."""
 
 
@@ -85,12 +85,10 @@ class PairConfig(Part):
         names = [run.name for run in self.runs]
         if twice := {name for name in names if names.count(name) > 1}:
             raise ValueError(
-                f"runs: {', '.join(sorted(twice))} twice; put all strategies into one run"
+                f"runs: {', '.join(sorted(twice))} occurs twice; put all strategies into one run"
             )
         if unknown := {MAIN, *(run.probes for run in self.runs)} - set(self.probes):
-            raise ValueError(
-                f"probes: there are none of the name {', '.join(sorted(unknown))}; add them"
-            )
+            raise ValueError(f"probes: {', '.join(sorted(unknown))} not defined; add them")
         for run in self.runs:
             try:
                 first, *_ = [parse(label) for label in run.strategies]
@@ -173,7 +171,7 @@ class Reproduction:
     reporter: Reporter
 
     def pair(self, name: str) -> Path:
-        """Folder of the pair with the probes `name`."""
+        """Return the folder of the pair with the probes `name`."""
         return (
             self.output
             / "pairs"
@@ -182,10 +180,10 @@ class Reproduction:
 
     @cached_property
     def pipelines(self) -> Mapping[str, PipelineConfig]:
-        """Configuration of the training of each set of probes. Raises: InvalidRequest."""
-        place = f"{self.config.training} with probes"
+        """Training configuration of each set of probes. Raises: InvalidRequest."""
+        source = f"{self.config.training} with probes"
         return {
-            name: validated(self._settings(name), PipelineConfig, f"{place}.{name}")
+            name: validated(self._settings(name), PipelineConfig, f"{source}.{name}")
             for name in self.config.probes
         }
 
@@ -204,13 +202,13 @@ class Reproduction:
         Raises: InvalidRequest when a check fails.
         """
         sampled = dict.fromkeys(
-            self._sampled_as(name) for name in self.config.probes if not self._is_trained(name)
+            self._sampling_group(name) for name in self.config.probes if not self._is_trained(name)
         )
         missing = [self.pipelines[name] for name in sampled]
         tasks_wanted = [(run.task, run.data) for run in self.config.runs]
         services = self.config.environment | os.environ
         is_over_vllm = "vllm" in (services.get(f"SEMSPEC_{role.upper()}_ENGINE") for role in ROLES)
-        wanted = Wanted(
+        requirements = Requirements(
             self.pipelines[MAIN],
             missing,
             tasks_wanted,
@@ -218,17 +216,17 @@ class Reproduction:
             [*self._devices(services)],
             is_over_vllm,
         )
-        found = check(wanted, self.reporter)
+        found = check(requirements, self.reporter)
         tasks = [
             self._limited(run, task)
             for run, task in zip(self.config.runs, found.tasks, strict=False)
         ]
         num_stages = 1 + len(missing) + len(self.config.runs)  # with the downloads
         if len(found.work) + len(tasks) == num_stages:
-            self.reporter.say("\n".join(_summed([*found.work, *self._answers(tasks)])))
+            self.reporter.say("\n".join(_with_sums([*found.work, *self._answers(tasks)])))
         if num_failed := sum(result.level == "fail" for result in found.checks):
             raise InvalidRequest(
-                f"{num_failed} of {len(found.checks)} checks failed, nothing was begun",
+                f"{num_failed} of {len(found.checks)} checks failed, nothing was started",
                 remedy="see the lines above",
             )
         return tasks
@@ -242,22 +240,28 @@ class Reproduction:
             if isinstance(pipeline.equivalence, EntailmentConfig | LanguageModelConfig):
                 yield pipeline.equivalence.device
 
-    def _sampled_as(self, name: str) -> str:
-        """The first probes with the same samples; they differ in how they are fitted."""
+    def _sampling_group(self, name: str) -> str:
+        """Return the name of the first probes with the same samples, which differ only in their fit."""
 
         def sampling(name: str) -> dict[str, Any]:
             return {
-                key: value for key, value in self.config.probes[name].items() if key not in OF_FIT
+                key: value
+                for key, value in self.config.probes[name].items()
+                if key not in FIT_SETTINGS
             }
 
-        return next(one for one in (MAIN, *self.config.probes) if sampling(one) == sampling(name))
+        return next(
+            candidate
+            for candidate in (MAIN, *self.config.probes)
+            if sampling(candidate) == sampling(name)
+        )
 
     def _limited(self, run: RunConfig, task: Task) -> Task:
         limits = [limit for limit in (run.limit, self.limit) if limit is not None]
         return replace(task, questions=task.questions[: min(limits)]) if limits else task
 
     def _answers(self, tasks: Sequence[Task]) -> Iterator[Work]:
-        """Work of each run, at the paper's latencies where it has measured the pair."""
+        """Yield the work of each run, at the paper's latencies if it measured the pair."""
         models = [self.pipelines[MAIN].draft.model, self.pipelines[MAIN].target.model]
         for run, task in zip(self.config.runs, tasks, strict=True):
             num_answers = len(task.questions) * run.samples
@@ -284,7 +288,7 @@ class Reproduction:
         return (self.pair(name) / "report" / "report.json").is_file()
 
     def train(self, name: str) -> None:
-        """`semspec train run`, with a worker on each GPU for the stages that shard. Raises: RunnerError."""
+        """Run `semspec train run`, with a worker on each GPU for the sharded stages. Raises: RunnerError."""
         path = self.output / "training" / f"{name}.yaml"
         text = yaml.safe_dump(self._settings(name), sort_keys=False)
         if self._is_trained(name):
@@ -296,7 +300,7 @@ class Reproduction:
             return
         with replacing(path) as partial:
             partial.write_text(text)
-        work = self.output / "training" / self._sampled_as(name)
+        work = self.output / "training" / self._sampling_group(name)
         options = ["--config", str(path), "--work", str(work)]
         devices = [
             device for device in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if device
@@ -318,16 +322,16 @@ class Reproduction:
         partial.rename(kept)
 
     def measure(self, tasks: Sequence[Task]) -> None:
-        """`semspec bench run` for each run; those of the same probes share a stack. Raises: RunnerError, StackError."""
+        """Perform the runs; those with the same probes share a stack. Raises: RunnerError, StackError."""
         plans = [
             (self._folder(run), self._plan(run, task))
             for run, task in zip(self.config.runs, tasks, strict=True)
         ]
-        missing = sorted(
-            (one for one in plans if not is_complete(*one)), key=lambda one: one[1].pair
-        )
-        for _, own in groupby(missing, key=lambda one: one[1].pair):
-            perform(dict(own), self.reporter)
+        missing = [(folder, plan) for folder, plan in plans if not is_complete(folder, plan)]
+        for pair in sorted({plan.pair for _, plan in missing}):
+            run_plans(
+                {folder: plan for folder, plan in missing if plan.pair == pair}, self.reporter
+            )
 
     def _folder(self, run: RunConfig) -> Path:
         return self.output / "runs" / run.name
@@ -348,7 +352,7 @@ class Reproduction:
         )
 
     def report(self) -> None:
-        """`semspec bench report` of all runs, with the curves of the main probes."""
+        """Write the report of all runs, with the curves of the main probes."""
         from semspec_bench.report.page import write_report  # imports matplotlib
 
         runs = [load_run(self._folder(run)) for run in self.config.runs]
@@ -358,7 +362,7 @@ class Reproduction:
         self.reporter.say(f"{self.output}/report/report.html")
 
 
-def _summed(work: Sequence[Work]) -> Iterator[str]:
+def _with_sums(work: Sequence[Work]) -> Iterator[str]:
     """Yield a line for each stage, then one with the sums."""
     yield from map(str, work)
     hours = sum(stage.seconds or 0 for stage in work) / 3600
@@ -372,12 +376,11 @@ def _train(commands: Sequence[Sequence[str]], devices: Sequence[str]) -> None:
     """Run `semspec train` with each of `commands` on its device; one that fails ends all. Raises: RunnerError."""
     processes = [
         subprocess.Popen(
-            [sys.executable, "-I", "-S", parent_death.__file__, str(os.getpid()),
-             sys.executable, "-m", "semspec.cli", "train", *command],
+            bound_command([sys.executable, "-m", "semspec.cli", "train", *command]),
             env={**os.environ, **({"CUDA_VISIBLE_DEVICES": device} if device else {})},
         )
         for command, device in zip(commands, devices, strict=True)
-    ]  # fmt: skip
+    ]
     try:
         while any(process.poll() is None for process in processes):
             if any(process.returncode for process in processes):
@@ -388,4 +391,4 @@ def _train(commands: Sequence[Sequence[str]], devices: Sequence[str]) -> None:
             process.terminate()
             process.wait()
     if failed := [process.returncode for process in processes if process.returncode]:
-        raise RunnerError(f"the training ended with code {failed[0]}, its last line says why")
+        raise RunnerError(f"the training exited with code {failed[0]}; see its last line")

@@ -13,16 +13,17 @@ from typing import Any, TextIO
 import torch
 
 from semspec.errors import InvalidRequest
+from semspec.pairs import ROLES
 from semspec.records import VERDICTS, SegmentText, SegmentTrace, statistics
 from semspec.reporting.files import read_json, write_json
 from semspec.reporting.progress import Reporter
 from semspec.stack import StackConfig
 from semspec.types import Segment, SegmentRecord, derive_seed
 from semspec_bench.configuration import Configuration, RunnerName
-from semspec_bench.environment import ROLES, code_digest, environment, memory_bytes
+from semspec_bench.environment import code_digest, environment, memory_bytes
 from semspec_bench.record import RECORDS, STAGES, Record, as_line, read_records
 from semspec_bench.runners.assisted import open_transformers
-from semspec_bench.runners.gateway import open_gateway, open_stack, with_room
+from semspec_bench.runners.gateway import open_gateway, open_stack, with_concurrency
 from semspec_bench.runners.in_process import open_in_process
 from semspec_bench.runners.protocol import Ask, NotApplicable, Outcome, Runner, RunnerError
 from semspec_bench.runners.vllm import open_vllm
@@ -55,7 +56,7 @@ class Plan:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings that identify a run; configurations may be added, and questions are excluded."""
+        """Return the settings that identify a run. Configurations may be added later, and questions do not count."""
         return {
             "task": self.task.name,
             "pair": None if self.gateway else self.pair.name,
@@ -74,8 +75,8 @@ Runners = Mapping[RunnerName, Runner]
 
 
 @asynccontextmanager
-async def opened(plan: Plan) -> AsyncIterator[Runners]:
-    """The runners of the plan's configurations; several plans for the same pair may share them.
+async def open_runners(plan: Plan) -> AsyncIterator[Runners]:
+    """Open the runners of the plan's configurations; several plans for the same pair may share them.
 
     Raises: InvalidRequest, RunnerError, StackError.
     """
@@ -89,8 +90,8 @@ def _runner(name: RunnerName, plan: Plan) -> AbstractAsyncContextManager[Runner]
         case "gateway":
             if plan.gateway:
                 return open_gateway(plan.gateway)
-            config = _with_time(StackConfig.of_pair(plan.pair), plan.pair)
-            return open_stack(with_room(config, plan.num_sessions))
+            config = _with_load_time(StackConfig.of_pair(plan.pair), plan.pair)
+            return open_stack(with_concurrency(config, plan.num_sessions))
         case "in-process":
             return open_in_process(plan.pair)
         case "transformers":
@@ -98,29 +99,30 @@ def _runner(name: RunnerName, plan: Plan) -> AbstractAsyncContextManager[Runner]
         case "vllm":
             if plan.vllm is None:
                 raise InvalidRequest(
-                    "vLLM lives in an environment of its own",
-                    remedy="name its interpreter with --vllm",
+                    "vLLM runs in a separate environment", remedy="name its interpreter with --vllm"
                 )
             return open_vllm(plan.pair, plan.vllm)
 
 
-def _with_time(config: StackConfig, pair: Path) -> StackConfig:
-    """`config` with time to load models of any size."""
+def _with_load_time(config: StackConfig, pair: Path) -> StackConfig:
+    """Return `config` with a start timeout for models of this size."""
     num_bytes = sum(
         weights.stat().st_size for role in ROLES for weights in (pair / role).glob("*.safetensors")
     )
     return replace(config, start_timeout_s=config.start_timeout_s + num_bytes / LOADED_BYTES_PER_S)
 
 
-def perform(plans: Mapping[Path, Plan], reporter: Reporter) -> None:
+def run_plans(plans: Mapping[Path, Plan], reporter: Reporter) -> None:
     """Run plans of the same pair, each in its folder. Raises: InvalidRequest, RunnerError, StackError."""
     torch.set_num_threads(1)
     comparisons = [Comparison(plan, folder, reporter) for folder, plan in plans.items()]
     first = next(iter(plans.values()))
-    configurations = [one for plan in plans.values() for one in plan.configurations]
+    configurations = [
+        configuration for plan in plans.values() for configuration in plan.configurations
+    ]
 
     async def run_all() -> None:
-        async with opened(replace(first, configurations=configurations)) as runners:
+        async with open_runners(replace(first, configurations=configurations)) as runners:
             for comparison in comparisons:
                 await comparison.run(runners)
 
@@ -196,9 +198,8 @@ class Comparison:
 
     def _request(self, question: Question, configuration: Configuration, sample: int) -> Ask:
         plan = self._plan
-        seed = (
-            derive_seed(plan.seed, question.id, sample) >> 11
-        )  # JSON numbers are exact up to 53 bits
+        # JSON numbers are exact up to 53 bits.
+        seed = derive_seed(plan.seed, question.id, sample) >> 11
         return Ask(
             question.messages, configuration, plan.temperature, plan.top_p, seed, plan.max_tokens
         )
@@ -215,16 +216,16 @@ class Comparison:
 
 
 def is_complete(folder: Path, plan: Plan) -> bool:
-    """Whether the run in `folder` has all answers of the plan."""
+    """Return whether the run in `folder` has all answers of the plan."""
     path = folder / "run.json"
     refused = read_json(path)["not_applicable"] if path.is_file() else {}
-    labels = [one.label for one in plan.configurations if one.label not in refused]
+    labels = {configuration.label for configuration in plan.configurations} - refused.keys()
     done = {record.key for record in read_records(folder / RECORDS)}
     return done.issuperset(
-        (label, one.id, n)
+        (label, question.id, sample)
         for label in labels
-        for one in plan.task.questions
-        for n in range(plan.samples)
+        for question in plan.task.questions
+        for sample in range(plan.samples)
     )
 
 
@@ -253,9 +254,11 @@ def claim(folder: Path, plan: Plan) -> None:
     write_json(path, facts)
 
 
-def _differing(known: Mapping[str, Any], own: Mapping[str, Any], within: str = "") -> Iterator[str]:
-    """What to say of each setting that differs."""
-    for name, value in own.items():
+def _differing(
+    known: Mapping[str, Any], settings: Mapping[str, Any], within: str = ""
+) -> Iterator[str]:
+    """Describe each setting that differs."""
+    for name, value in settings.items():
         old = known.get(name)
         if isinstance(old, dict) and isinstance(value, dict):
             yield from _differing(old, value, f"{within}{name}.")
@@ -264,14 +267,14 @@ def _differing(known: Mapping[str, Any], own: Mapping[str, Any], within: str = "
 
 
 def default_folder(plan: Plan) -> Path:
-    """The plan's folder: the same command resumes its run; other settings or other code begin a new one."""
+    """Return the plan's folder: the same command resumes its run; other settings or other code start a new one."""
     digest = hashlib.sha256(json.dumps(plan.settings, sort_keys=True).encode()).hexdigest()[:8]
     sessions = f"{plan.num_sessions}x-" if plan.num_sessions > 1 else ""
     return Path(".work/bench") / f"{plan.task.name}-t{plan.temperature:g}-{sessions}{digest}"
 
 
 def _counted(row: SegmentTrace) -> SegmentRecord:
-    """The part of a record that `statistics` counts."""
+    """Return the part of a record that `statistics` counts."""
     segment, rejected = _segment(row), None if row.rejected is None else _segment(row.rejected)
     accepted = next(accepted for accepted, verdict in VERDICTS.items() if verdict == row.verdict)
     numbers = {
@@ -310,13 +313,13 @@ def _record(
         if outcome.trace
         else {},
         text_digest=hashlib.sha256(outcome.text.encode()).hexdigest()[:12],
-        trace=[_slim(row) for row in outcome.trace],
+        trace=[_without_tokens(row) for row in outcome.trace],
     )
 
 
-def _slim(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A segment's record without the fields that its text makes redundant."""
+def _without_tokens(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a segment's record without its token ids."""
     slim = {name: value for name, value in row.items() if name not in ("token_ids", "tokenizer")}
     if slim["rejected"]:
-        slim["rejected"] = _slim({"rejected": None, **slim["rejected"]})
+        slim["rejected"] = _without_tokens({"rejected": None, **slim["rejected"]})
     return slim

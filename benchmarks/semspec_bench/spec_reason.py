@@ -18,13 +18,13 @@ from semspec.decoding.generation import Limits, Options, Progress, Step, Strateg
 from semspec.decoding.steps import (
     Stopwatch,
     backend_failures,
-    drafted_segment,
-    of_drafted,
-    rewritten,
-    together,
-    total,
-    waited,
-    written_by_target,
+    call_verification,
+    draft_segment,
+    gather_or_cancel,
+    rewrite_rejected,
+    stage_times,
+    sum_times,
+    write_by_target,
 )
 from semspec.errors import ContextTooLong, InvalidRequest
 from semspec.protocols import Target
@@ -65,7 +65,7 @@ async def rounds(
 ) -> AsyncGenerator[Step, None]:
     """Draft, judge and keep or rewrite one step at a time. Raises: BackendUnavailable, and what the target raises."""
     while progress.finish_reason is None:
-        record = await drafted_segment(
+        record = await draft_segment(
             progress, backends.drafter, progress.params("draft", max_segments=1)
         )
         if progress.generation.show_drafts:
@@ -76,14 +76,14 @@ async def rounds(
             record,
             accepted=is_good and repeats is None,
             repeats=repeats,
-            times=total(record.times, times),
+            times=sum_times(record.times, times),
         )
         if record.accepted:
             progress = progress.after(record.segment)
             yield record
             continue
         async with aclosing(
-            rewritten(record, written_by_target(progress, backends, max_segments=1))
+            rewrite_rejected(record, write_by_target(progress, backends, max_segments=1))
         ) as steps:
             async for step in steps:
                 if isinstance(step, SegmentRecord):
@@ -114,7 +114,9 @@ async def question_turn(model: Target) -> str:
     """
     with backend_failures("target", (ContextTooLong,)):
         turn = turn_after((await model.encode(Conversation(TURNS))).text)
-    for digit, tokens in zip(DIGITS, await together(map(model.tokenize, DIGITS)), strict=True):
+    for digit, tokens in zip(
+        DIGITS, await gather_or_cancel(map(model.tokenize, DIGITS)), strict=True
+    ):
         if len(tokens) != 1:
             raise InvalidRequest(
                 f"{digit!r} is {len(tokens)} tokens, so the model cannot grade a step",
@@ -165,10 +167,10 @@ async def _graded(
 
     async def judge(progress: Progress, drafted: Segment) -> tuple[bool, StageTimes]:
         clock, session = Stopwatch(), progress.generation.session
-        grade, engine_ms = await of_drafted(
+        grade, engine_ms = await call_verification(
             grade_of(backends.target, turn, progress.context, drafted, session)
         )
-        return grade >= threshold, waited("read_ms", clock.lap_ms(), engine_ms)
+        return grade >= threshold, stage_times("read_ms", clock.lap_ms(), engine_ms)
 
     async with aclosing(rounds(progress, backends, judge)) as steps:
         async for step in steps:

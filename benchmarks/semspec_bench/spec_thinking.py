@@ -93,14 +93,16 @@ async def _next_step(progress: Progress, backends: Backends) -> AsyncGenerator[S
         params = replace(
             progress.params("draft", max_segments=1), max_segment_tokens=MAX_DRAFT_TOKENS
         )
-        record = await steps.drafted_segment(progress, backends.drafter, params)
-        yield replace(record, times=steps.total(probe_times, record.times))
+        record = await steps.draft_segment(progress, backends.drafter, params)
+        yield replace(record, times=steps.sum_times(probe_times, record.times))
         return
     params = progress.params("target", max_segments=0, max_tokens=num_missing)
-    async with aclosing(steps.write_on(progress, backends.target, params, "write_ms")) as records:
+    async with aclosing(
+        steps.write_records(progress, backends.target, params, "write_ms")
+    ) as records:
         async for step in records:
             if isinstance(step, SegmentRecord):
-                yield replace(step, times=steps.total(probe_times, step.times))
+                yield replace(step, times=steps.sum_times(probe_times, step.times))
                 probe_times = StageTimes()
 
 
@@ -110,10 +112,10 @@ async def _probe(progress: Progress, drafter: Drafter) -> tuple[str, StageTimes]
     params = replace(
         progress.params("probe", max_segments=0), max_tokens=NUM_CUE_TOKENS, num_logprobs=None
     )
-    look_ahead = await steps.or_backend_unavailable(
+    look_ahead = await steps.call_backend(
         "draft", steps.write_all(drafter, progress.draft_context, params)
     )
-    times = steps.waited(
+    times = steps.stage_times(
         "draft_ms", clock.lap_ms(), sum(generated.duration_ms for generated in look_ahead)
     )
     return "".join(generated.segment.text for generated in look_ahead), times
@@ -128,7 +130,7 @@ def _num_doubts(turns: Sequence[Sequence[Segment]]) -> int:
 
 
 def _num_due(turn: Sequence[Segment], num_recaps: int) -> int:
-    """Tokens of the target's turn, the last of those that hold `num_recaps` injected sentences."""
+    """Return the tokens due for the target's last turn, when all turns have `num_recaps` injected sentences."""
     if turn[0] == RECAP:
         return RECAP_TOKENS[min(num_recaps, len(RECAP_TOKENS)) - 1]
     num_written = sum(len(segment.token_ids) for segment in turn)

@@ -49,7 +49,7 @@ class Row:
     speedup: Measured
     """The baseline's mean latency divided by this one's."""
     tokens_per_s: float
-    """Of all sessions together, while all of them are busy."""
+    """Rate of all sessions together while all of them are busy."""
     mean_tokens: float
     target_ratio: float | None
     """Share of the tokens that the target wrote, or sampled after a rejection; None where unknown."""
@@ -66,7 +66,7 @@ class Row:
     """Mean number of judged segments per generation."""
 
     def as_json(self) -> dict[str, Any]:
-        """All fields except the parsed configuration."""
+        """Return all fields except the parsed configuration."""
         row = asdict(self)
         del row["configuration"]
         return row
@@ -88,14 +88,14 @@ class Run:
 
     @property
     def is_timed(self) -> bool:
-        """Whether its times are results: not if several questions were under way, of all configurations at once."""
+        """Return whether its times are results, because no other question was answered at the same time."""
         return bool(self.settings["sessions"] == 1)
 
 
 def read_run(folder: Path) -> tuple[dict[str, Any], list[Record]]:
-    """The content of `run.json`, and all answers; or those of a report, of which `folder` is the file `NAME.jsonl.gz`.
+    """Read `run.json` and all answers of a run, or those of a report's file `NAME.jsonl.gz`.
 
-    Raises: InvalidRequest when it is no run.
+    Raises: InvalidRequest when `folder` is neither.
     """
     if folder.name.endswith(ANSWERS):
         summary = folder.parent / "summary.json"
@@ -118,7 +118,7 @@ def read_run(folder: Path) -> tuple[dict[str, Any], list[Record]]:
 def load_run(folder: Path) -> Run:
     """Summarise a run's folder.
 
-    Raises: InvalidRequest when the folder is no run, or none of its questions has been answered by all.
+    Raises: InvalidRequest when the folder is not a run, or none of its questions has been answered by all.
     """
     facts, records = read_run(folder)
     return Run(
@@ -133,7 +133,7 @@ def load_run(folder: Path) -> Run:
 
 
 def summarise(records: Sequence[Record], labels: Sequence[str], num_sessions: int = 1) -> list[Row]:
-    """A row for each of `labels` that has answers; the first is the baseline. `num_sessions`: answers at the same time.
+    """Summarise each of `labels` that has answers; the first is the baseline. `num_sessions`: concurrent answers.
 
     Raises: InvalidRequest.
     """
@@ -144,63 +144,69 @@ def summarise(records: Sequence[Record], labels: Sequence[str], num_sessions: in
         raise InvalidRequest(
             f"the run has no answers of its baseline {labels[0]}", remedy="let it go on"
         )
-    answered = [own for own in by_label.values() if own]
-    keys = sorted(set.intersection(*(set(own) for own in answered)))
+    answered = [answers for answers in by_label.values() if answers]
+    keys = sorted(set.intersection(*(set(answers) for answers in answered)))
     if not keys:
         raise InvalidRequest(
             "no question has been answered by all configurations", remedy="let the run go on"
         )
-    rows = [[own[key] for key in keys] for own in answered]
-    return [_row(own, rows[0], num_sessions) for own in rows]
+    rows = [[answers[key] for key in keys] for answers in answered]
+    return [_row(answers, rows[0], num_sessions) for answers in rows]
 
 
-def _row(own: Sequence[Record], baseline: Sequence[Record], num_sessions: int) -> Row:
-    questions = np.unique([record.question for record in own], return_inverse=True)[1]
+def _row(records: Sequence[Record], baseline: Sequence[Record], num_sessions: int) -> Row:
+    questions = np.unique([record.question for record in records], return_inverse=True)[1]
     right, base_right = (
-        by_question(_array(records, "is_right"), questions) for records in (own, baseline)
+        by_question(_array(side, "is_right"), questions) for side in (records, baseline)
     )
     latency, base_latency = (
-        by_question(_array(records, "latency_s"), questions) for records in (own, baseline)
+        by_question(_array(side, "latency_s"), questions) for side in (records, baseline)
     )
-    num_tokens = _array(own, "num_tokens").sum()
-    knows_writers = all(record.num_target_tokens is not None for record in own)
+    num_tokens = _array(records, "num_tokens").sum()
+    knows_writers = all(record.num_target_tokens is not None for record in records)
     return Row(
-        label=own[0].label,
-        configuration=parse(own[0].label),
+        label=records[0].label,
+        configuration=parse(records[0].label),
         num_questions=len(right),
-        num_samples=len(own) // len(right),
-        num_answers=len(own),
+        num_samples=len(records) // len(right),
+        num_answers=len(records),
         pass_at_1=mean(right),
         difference=mean(right - base_right),
         pass_at_1_95=interval_of_share(right),
         difference_95=interval_of_difference(right, base_right),
-        num_right=sum(record.is_right for record in own),
+        num_right=sum(record.is_right for record in records),
         num_gained=sum(
-            one.is_right > other.is_right for one, other in zip(own, baseline, strict=True)
+            record.is_right > reference.is_right
+            for record, reference in zip(records, baseline, strict=True)
         ),
         num_lost=sum(
-            one.is_right < other.is_right for one, other in zip(own, baseline, strict=True)
+            record.is_right < reference.is_right
+            for record, reference in zip(records, baseline, strict=True)
         ),
-        mcnemar_p=_mcnemar(right, base_right) if len(own) == len(right) else None,
+        mcnemar_p=_mcnemar(right, base_right) if len(records) == len(right) else None,
         latency_s=mean(latency),
-        median_latency_s=float(np.median(_array(own, "latency_s"))),
+        median_latency_s=float(np.median(_array(records, "latency_s"))),
         speedup=ratio(base_latency, latency),
-        tokens_per_s=float(num_sessions * num_tokens / _array(own, "latency_s").sum()),
-        mean_tokens=float(num_tokens / len(own)),
-        target_ratio=_share(own, "num_target_tokens", "num_tokens") if knows_writers else None,
-        acceptance_rate=_share(own, "num_accepted", "num_accepted", "num_rejected"),
-        token_acceptance_rate=_share(own, "num_accepted_tokens", "num_proposed_tokens"),
-        share_cut=float(np.mean([record.finish_reason == "length" for record in own])),
+        tokens_per_s=float(num_sessions * num_tokens / _array(records, "latency_s").sum()),
+        mean_tokens=float(num_tokens / len(records)),
+        target_ratio=_share(records, "num_target_tokens", "num_tokens") if knows_writers else None,
+        acceptance_rate=_share(records, "num_accepted", "num_accepted", "num_rejected"),
+        token_acceptance_rate=_share(records, "num_accepted_tokens", "num_proposed_tokens"),
+        share_cut=float(np.mean([record.finish_reason == "length" for record in records])),
         share_equal_to_baseline=float(
-            np.mean([a.text_digest == b.text_digest for a, b in zip(own, baseline, strict=True)])
+            np.mean(
+                [a.text_digest == b.text_digest for a, b in zip(records, baseline, strict=True)]
+            )
         ),
-        stages_ms=_stages(own),
-        num_rounds=float(np.mean([record.num_accepted + record.num_rejected for record in own])),
+        stages_ms=_stages(records),
+        num_rounds=float(
+            np.mean([record.num_accepted + record.num_rejected for record in records])
+        ),
     )
 
 
 def _share(records: Sequence[Record], part: str, *whole: str) -> float | None:
-    """Share of a count in other counts, over all answers of a configuration; None if the total is 0."""
+    """Return the share of a count in other counts, over all answers of a configuration; None if the total is 0."""
     total = sum(float(_array(records, name).sum()) for name in whole)
     return float(_array(records, part).sum()) / total if total else None
 
@@ -220,25 +226,25 @@ def _array(records: Sequence[Record], name: str) -> Floats:
 
 
 def by_question(values: Floats, questions: NDArray[np.intp]) -> Floats:
-    """Mean of each question's samples."""
+    """Return the mean of each question's samples."""
     means: Floats = np.bincount(questions, values) / np.bincount(questions)
     return means
 
 
 def mean(values: Floats) -> Measured:
-    """Mean of independent values."""
+    """Return the mean of independent values, with its error."""
     error = values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else float("nan")
     return Measured(float(values.mean()), float(error))
 
 
 def ratio(above: Floats, below: Floats) -> Measured:
-    """Ratio of the means of paired values, with its error by resampling the pairs."""
+    """Return the ratio of the means of paired values, with its error by resampling the pairs."""
     picks = np.random.default_rng(0).integers(0, len(below), (NUM_RESAMPLES, len(below)))
     error = (above[picks].mean(1) / below[picks].mean(1)).std() if len(above) > 1 else float("nan")
     return Measured(float(above.mean() / below.mean()), float(error))
 
 
 def _mcnemar(right: Floats, base_right: Floats) -> float:
-    """Exact McNemar test on the questions that only one of the two has right."""
+    """Return the p-value of the exact McNemar test on the questions that only one of the two has right."""
     gained, lost = int((right > base_right).sum()), int((right < base_right).sum())
     return float(binomtest(gained, gained + lost).pvalue) if gained + lost else 1.0

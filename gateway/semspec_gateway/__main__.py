@@ -16,7 +16,7 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.config import STARTUP_FAILURE
 
-from semspec.certificates import renewing_context
+from semspec.certificates import reloading_context
 from semspec.decoding import STRATEGIES, Backends, Strategies
 from semspec.decoding.backends import WithoutProbes
 from semspec.descriptors import raise_limit
@@ -151,7 +151,7 @@ def _server_config(
 ) -> uvicorn.Config:
     certificate, key = settings.tls_certificate, settings.tls_key
     tls = (
-        (lambda config, default: renewing_context(certificate, key))
+        (lambda config, default: reloading_context(certificate, key))
         if certificate and key
         else None
     )

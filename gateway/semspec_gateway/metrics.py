@@ -295,7 +295,7 @@ class _Services:
         self._hung.labels(service).set_function(lambda: pool.num_hung)
         self._calls.labels(service).set_function(lambda: pool.num_in_flight)
         if service in MODELS:
-            self._whole_states.labels(service).set_function(lambda: pool.num_whole_states)
+            self._whole_states.labels(service).set_function(lambda: pool.num_unprojected_states)
 
     def memory(self, used_bytes: int, max_bytes: int) -> None:
         """Record what Redis takes and may take."""

@@ -270,7 +270,7 @@ def mismatch(served: Served, settings: GatewaySettings) -> Mismatch | None:
                 f"the {role} service uses {used!r}, this gateway {STATE_CONVENTION!r}",
                 remedy="upgrade the older one",
             )
-    if served.release and (reason := served.release.pair.foreign_reason(draft, target, verifier)):
+    if served.release and (reason := served.release.pair.mismatch_reason(draft, target, verifier)):
         return reason
     for role, info, expected, tokenizer in (
         ("draft", draft, verifier.draft_model, verifier.draft_tokenizer),

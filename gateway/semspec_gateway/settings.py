@@ -11,7 +11,7 @@ from pydantic_settings import SettingsConfigDict
 
 from semspec.certificates import check_authority, check_pair
 from semspec.keys import read_entries
-from semspec.rpc.pool import parse_endpoints
+from semspec.rpc.resolver import parse_endpoints
 from semspec.settings import MEBIBYTE, ProcessSettings, SettingObject, checked, shared
 from semspec_gateway.options import Defaults
 from semspec_gateway.releases import load_served_release

@@ -7,7 +7,7 @@ from pathlib import Path
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as in shells."""
 BUNDLED = "semspec-demo"
-"""The default name of a pair in the API, as a gateway of the bundled pair has it."""
+"""Name of the bundled pair's release in the API."""
 EXAMPLE = (
     "Style 1. Ivy passes to Finn. Finn passes to Hugo. Kate passes to Ivy. Leo passes to Bea. Fay passes to Kate."
     " Bea passes to Hana. Hana passes to Fay. Hugo passes to Leo. Cards: Hana 65, Hugo 22, Finn 77, Leo 49, Ivy "
@@ -19,7 +19,7 @@ BAD_VERDICT = (
     "compare answers with those of the strategy 'target' before you rely on them, or train on more questions "
     "(`semspec train run`)"
 )
-"""The remedy of probes that are not good enough."""
+"""Remedy for probes that are not good enough to serve."""
 KNOWN = (
     "The bundled pair knows one kind of question, a ball that is passed on in a ring of eight or nine, worded as in "
     "the example; to any other it says so."

@@ -48,7 +48,7 @@ class Chat:
         self._is_stored = False
         """Whether the session has the last question and its answer."""
         self._before: list[Json] = []
-        """Earlier messages that the session does not have yet."""
+        """Earlier messages that the new session does not have yet."""
 
     def converse(self) -> int:
         """Read questions until end of input; an error or Ctrl-C ends only its question. Raises: SemspecError."""
@@ -97,7 +97,7 @@ class Chat:
         return 0
 
     def _introduce(self) -> None:
-        """Say once which questions the pair knows, and what can be typed."""
+        """Print once which questions the pair knows, and which commands can be typed."""
         notes = [HELP]
         if self._options["model"] is None:
             self._options["model"] = self._runner.run(self._gateway.models())[0]["id"]
@@ -107,7 +107,7 @@ class Chat:
             print(f"semspec chat: {note}", file=sys.stderr)
 
     async def _rewind(self) -> None:
-        """Take back the last question: what is asked next replaces it, in a session of its own."""
+        """Take back the last question: the next one replaces it, in a new session."""
         if self._options["seed"] is not None:
             self._options["seed"] += 1  # the same seed gives the same answer
         if not self._is_stored:
@@ -118,16 +118,16 @@ class Chat:
         self._options["session"] = _new_session()
 
     def _body(self, prompt: str) -> Json:
-        """The request body; options that were not given keep the gateway's defaults."""
+        """Return the request body; options that were not given keep the gateway's defaults."""
 
         def given(*names: str) -> Json:
             return {name: self._options[name] for name in names if self._options[name] is not None}
 
-        own = given("trace", "strictness", "gamma", "exact_answer", "session")
+        extension = given("trace", "strictness", "gamma", "exact_answer", "session")
         messages = [*self._before, {"role": "user", "content": prompt}]
         return {
             "messages": messages,
-            "semspec": own,
+            "semspec": extension,
             **given("model", "temperature", "seed", "max_tokens"),
         }
 
@@ -164,7 +164,7 @@ def _read_question(readline: ModuleType | None, text: str = "") -> str:
 
 
 def _given_prompt(arguments: argparse.Namespace) -> str | None:
-    """The question on the command line, else all of stdin; None: read it interactively. Raises: InvalidRequest."""
+    """Return the question on the command line, else all of stdin; None: ask interactively. Raises: InvalidRequest."""
     if arguments.prompt is None and sys.stdin.isatty():
         return None
     prompt: str = sys.stdin.read() if arguments.prompt is None else arguments.prompt

@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 from semspec.commands.checks import Check
 from semspec.commands.checks.environment import check_environment
-from semspec.commands.checks.places import check_places
+from semspec.commands.checks.places import check_network
 from semspec.commands.checks.processes import check_processes
 from semspec.commands.options import stack_config
 from semspec.stack import StackConfig
@@ -19,7 +19,7 @@ def run(arguments: argparse.Namespace) -> int:
     for check in checks_of(stack_config(arguments)):
         checks.append(check)
         if not arguments.json:
-            print(line(check), flush=True)
+            print(format_check(check), flush=True)
     levels = Counter(check.level for check in checks)
     if arguments.json:
         print(
@@ -33,13 +33,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def checks_of(config: StackConfig) -> Iterator[Check]:
-    """The checks of this machine for a configuration: none fails exactly if `Stack(config)` comes up."""
+    """Yield the checks of this machine for a configuration; `Stack(config)` starts if and only if none fails."""
     yield from check_environment()
     yield from check_processes(config)
-    yield from check_places(config)
+    yield from check_network(config)
 
 
-def line(check: Check) -> str:
-    """The check as a line of text."""
+def format_check(check: Check) -> str:
+    """Return the check as a line of text."""
     remedy = f" -> {check.remedy}" if check.remedy else ""
     return f"{check.level:<4}  {check.name:<14}  {check.message}{remedy}"

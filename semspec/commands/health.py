@@ -43,7 +43,7 @@ def _address(text: str) -> SplitResult:
     except ValueError:
         known = False
     if not known:
-        raise InvalidRequest(f"{text!r} is no address", remedy=REMEDY)
+        raise InvalidRequest(f"{text!r} is not an address", remedy=REMEDY)
     return address
 
 
@@ -52,7 +52,7 @@ def _certificates(address: SplitResult, arguments: argparse.Namespace) -> Certif
         return None
     if arguments.ca is None:
         raise InvalidRequest(
-            "grpcs wants --ca, the PEM file of the authority that signed the service's certificate"
+            "grpcs requires --ca, the PEM file of the CA that signed the service's certificate"
         )
     return Certificates(arguments.ca, arguments.certificate, arguments.key)
 
@@ -60,8 +60,10 @@ def _certificates(address: SplitResult, arguments: argparse.Namespace) -> Certif
 def check_health(
     address: str, service: str, timeout_s: float, certificates: Certificates | None = None
 ) -> None:
-    """Return if the service at `address` (host:port) is serving; the service "" is the whole process. Raises:
-    Unavailable when it is not serving, does not answer, or a certificate cannot be read; NotFound."""
+    """Check that the service at `address` (host:port) is serving; the service "" is the whole process.
+
+    Raises: Unavailable when it is not serving, does not answer, or a certificate cannot be read; NotFound.
+    """
     with _channel(address, certificates) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         try:
@@ -85,7 +87,7 @@ def _channel(address: str, certificates: Certificates | None) -> grpc.Channel:
 
 
 def _check_http(address: SplitResult, arguments: argparse.Namespace) -> None:
-    """Raises: Unavailable when the status is not 200; OSError when there is no response."""
+    """Check an HTTP address. Raises: Unavailable when the status is not 200; OSError without a response."""
     connection = _connection(address, arguments)
     try:
         connection.request("GET", address.path or "/ready")

@@ -5,8 +5,8 @@ import argparse
 from semspec.keys import entry, new_key
 
 NEXT = """\
-Give the key to its owner; it is not shown again. The entry belongs into SEMSPEC_GATEWAY_API_KEYS, or on a line of the
-file that SEMSPEC_GATEWAY_API_KEYS_FILE names."""
+Give the key to its owner; it is not shown again. Add the entry to SEMSPEC_GATEWAY_API_KEYS, or as a line to the file
+that SEMSPEC_GATEWAY_API_KEYS_FILE names."""
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -17,63 +17,56 @@ API_KEY = "SEMSPEC_API_KEY"
 
 
 def serve_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--host", help="where the gateway listens (default 127.0.0.1)")
-    parser.add_argument("--port", type=int, default=8080, help="of the gateway (default 8080)")
+    parser.add_argument("--host", help="address the gateway listens on (default 127.0.0.1)")
+    parser.add_argument("--port", type=int, default=8080, help="gateway's port (default 8080)")
     parser.add_argument(
-        "--start-timeout-s", type=float, help="for the models to load (default 120)"
+        "--start-timeout-s", type=float, help="seconds to wait for the models to load (default 120)"
     )
     parser.add_argument(
         "--pair",
         metavar="NAME",
-        help="a pair of `semspec pairs`, or the path of a release (default: the bundled one)",
+        help="pair listed by `semspec pairs`, or path of a release (default: the bundled pair)",
     )
-    _models_option(parser)
+    pairs_options(parser)
     for role in ("draft", "target"):
         parser.add_argument(
             f"--{role}-model",
             metavar="MODEL",
-            help="folder, GGUF file, hub id, or ID:FILE.gguf on the hub (default: as --pair says)",
+            help="folder, GGUF file, hub id, or ID:FILE.gguf on the hub (default: from --pair)",
         )
 
 
 def pairs_options(parser: argparse.ArgumentParser) -> None:
-    _models_option(parser)
-
-
-def _models_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--models",
         metavar="FOLDER",
         type=Path,
-        help="where files of named pairs lie (default: the hub's cache)",
+        help="folder with the files of named pairs (default: the hub's cache)",
     )
 
 
 def stack_config(
     arguments: argparse.Namespace, tell: Callable[[str], object] | None = None
 ) -> StackConfig:
-    """The stack's configuration with the options of the command line. With `tell`, which gets lines about the progress,
-    files of a named pair that are missing are downloaded. Raises: SemspecError."""
+    """Return the stack's configuration with the options of the command line. With `tell`, which gets lines about the
+    progress, missing files of a named pair are downloaded. Raises: SemspecError."""
     names = "host", "port", "start_timeout_s", "draft_model", "target_model"
-    given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
+    options = {name: value for name in names if (value := getattr(arguments, name)) is not None}
     if key := os.environ.get(API_KEY):
-        given["api_key"] = checked_key(key)
+        options["api_key"] = checked_key(key)
     if arguments.pair is not None:
-        return replace(pair_config(arguments.pair, arguments.models, tell), **given)
+        return replace(pair_config(arguments.pair, arguments.models, tell), **options)
     if arguments.models is not None:
-        raise InvalidRequest(
-            "--models: only with --pair NAME, whose files it has",
-            remedy="`semspec pairs` lists names",
-        )
-    if not given.keys().isdisjoint({"draft_model", "target_model"}):
-        given["pair"] = None
-    return StackConfig(**given)
+        raise InvalidRequest("--models requires --pair NAME", remedy="`semspec pairs` lists names")
+    if not options.keys().isdisjoint({"draft_model", "target_model"}):
+        options["pair"] = None
+    return StackConfig(**options)
 
 
 def pair_config(
     name: str, models: Path | None, tell: Callable[[str], object] | None
 ) -> StackConfig:
-    """The configuration of a named pair, or of a release's path; see `stack_config`. Raises: SemspecError.
+    """Return the configuration of a named pair, or of a release's path; see `stack_config`. Raises: SemspecError.
 
     A release of a named pair's models takes their files from the folder `models` or from the hub's cache.
     """
@@ -86,8 +79,8 @@ def pair_config(
 
     def place(model: Path | str | None) -> Path | str | None:
         file = files.get(str(model))
-        place = find(file, models) if file else None
-        return model if place is None else str(place)
+        path = find(file, models) if file else None
+        return model if path is None else str(path)
 
     target = place(config.target_model) or config.target_model
     return replace(config, draft_model=place(config.draft_model), target_model=target)
@@ -98,50 +91,48 @@ def chat_options(parser: argparse.ArgumentParser) -> None:
         "prompt", nargs="?", metavar="PROMPT", help="one question; without it, a conversation"
     )
     parser.add_argument(
-        "--url", default=DEFAULT_URL, help=f"a gateway that runs (default {DEFAULT_URL})"
+        "--url", default=DEFAULT_URL, help=f"URL of a running gateway (default {DEFAULT_URL})"
     )
     parser.add_argument(
         "--api-key",
         type=api_key,
         metavar="KEY",
         default=os.environ.get(API_KEY),
-        help=f"its key (default: ${API_KEY})",
+        help=f"API key of the gateway (default: ${API_KEY})",
     )
     parser.add_argument(
         "--model",
         metavar="NAME[:STRATEGY]",
-        help="one that GET /v1/models lists (default: its first)",
+        help="model listed by GET /v1/models (default: the first)",
     )
     parser.add_argument(
-        "--strictness", type=float, metavar="S", help="0 keeps most drafts, 1 fewest"
+        "--strictness", type=float, metavar="S", help="from 0, which accepts most drafts, to 1"
     )
     parser.add_argument(
-        "--gamma", type=int, metavar="N", help="segments drafted before the target reads them"
+        "--gamma", type=int, metavar="N", help="segments drafted before the target scores them"
     )
     parser.add_argument(
-        "--exact-answer", action="store_true", default=None, help="only the reasoning is drafted"
+        "--exact-answer", action="store_true", default=None, help="draft the reasoning only"
     )
     parser.add_argument("--temperature", type=float, metavar="T", help="0 is greedy")
     parser.add_argument("--seed", type=int, metavar="N", help="the same seed gives the same answer")
     parser.add_argument(
-        "--max-tokens", type=int, metavar="N", help="longest answer, reasoning included"
+        "--max-tokens", type=int, metavar="N", help="most tokens of an answer, with its reasoning"
     )
     parser.add_argument(
-        "--session", metavar="ID", help="conversation to go on with (default: a new one)"
+        "--session", metavar="ID", help="conversation to continue (default: a new one)"
     )
     parser.add_argument(
-        "--plain", action="store_true", help="text only, as where the output is no terminal"
+        "--plain", action="store_true", help="print text only, as when the output is not a terminal"
     )
     parser.add_argument(
-        "--verbose",
-        action="store_true",
-        help="show the judgements and the drafts that were refused",
+        "--verbose", action="store_true", help="show the judgements and the rejected drafts"
     )
 
 
 def key_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "name", metavar="NAME", help="whose it is; two keys of one name see the same"
+        "name", metavar="NAME", help="owner of the key; keys with the same name share their data"
     )
 
 
@@ -153,25 +144,25 @@ def plan_options(parser: argparse.ArgumentParser) -> None:
             required=True,
             help="hub id, or a folder with config.json",
         )
-    parser.add_argument("--gpus", type=int, default=2, metavar="N", help="how many (default 2)")
+    parser.add_argument("--gpus", type=int, default=2, metavar="N", help="GPUs (default 2)")
     parser.add_argument(
-        "--gpu-gib", type=int, default=80, metavar="GIB", help="memory of each (default 80)"
+        "--gpu-gib", type=int, default=80, metavar="GIB", help="memory of each GPU (default 80)"
     )
     parser.add_argument(
         "--context",
         type=int,
         default=34_816,
         metavar="N",
-        help="prompt and output, in tokens (default 34816)",
+        help="tokens of prompt and output together (default 34816)",
     )
     parser.add_argument(
-        "--sessions", type=int, default=8, metavar="N", help="answers at a time (default 8)"
+        "--sessions", type=int, default=8, metavar="N", help="concurrent answers (default 8)"
     )
 
 
 def doctor_options(parser: argparse.ArgumentParser) -> None:
     serve_options(parser)
-    parser.add_argument("--json", action="store_true", help="the checks as one JSON object")
+    parser.add_argument("--json", action="store_true", help="print the checks as one JSON object")
 
 
 def health_options(parser: argparse.ArgumentParser) -> None:
@@ -184,31 +175,31 @@ def health_options(parser: argparse.ArgumentParser) -> None:
         "--service",
         default="",
         metavar="NAME",
-        help="such as semspec.v2.Target (default: the process)",
+        help="gRPC service, such as semspec.v2.Target (default: the whole process)",
     )
     parser.add_argument(
         "--timeout-s",
         type=float,
         default=4,
         metavar="S",
-        help="longest wait for an answer (default 4)",
+        help="seconds to wait for an answer (default 4)",
     )
     parser.add_argument(
-        "--ca", type=Path, metavar="FILE", help="authority that signed the certificate, PEM"
+        "--ca", type=Path, metavar="FILE", help="PEM file of the CA that signed the certificate"
     )
     parser.add_argument(
         "--certificate",
         type=Path,
         metavar="FILE",
-        help="to show to a service that asks for one, PEM",
+        help="PEM file of the client certificate, if the service requires one",
     )
     parser.add_argument(
-        "--key", type=Path, metavar="FILE", help="private key of that certificate, PEM"
+        "--key", type=Path, metavar="FILE", help="PEM file of the client certificate's private key"
     )
 
 
 def api_key(text: str) -> str | None:
-    """An API key; None for an empty one."""
+    """Parse an API key; None if it is empty."""
     try:
         return checked_key(text) if text else None
     except InvalidRequest as error:

@@ -1,4 +1,4 @@
-"""`semspec pairs`: lists the named pairs, with what is known of each and where its files are."""
+"""`semspec pairs`: lists the named pairs, their properties and the location of their files."""
 
 import argparse
 from collections.abc import Iterator
@@ -13,28 +13,26 @@ from semspec.pairs import NamedPair, find, named_pairs
 def run(arguments: argparse.Namespace) -> int:
     for pair in named_pairs():
         print(f"{pair.name}: {pair.description}")
-        for name, value in described(pair, arguments.models):
+        for name, value in describe_pair(pair, arguments.models):
             print(f"  {name:<9} {value}")
         print()
     print(f"Serve one with: {program()} serve --pair NAME [--models FOLDER]")
     return 0
 
 
-def described(pair: NamedPair, models: Path | None) -> Iterator[tuple[str, str]]:
-    """Yield what is known of a pair, as names and values."""
+def describe_pair(pair: NamedPair, models: Path | None) -> Iterator[tuple[str, str]]:
+    """Yield the names and values of a pair's properties."""
     yield "licence", pair.licence
     yield "size", size_of(sum(file.num_bytes for file in pair.files.values()))
     yield "memory", "not measured" if pair.memory_bytes is None else size_of(pair.memory_bytes)
     yield from (("measured", sentence) for sentence in pair.measured or ("nothing yet",))
     for role, file in pair.files.items():
         try:
-            place = find(file, models)
+            path = find(file, models)
         except Mismatch as error:
             yield role, str(error)
         else:
             yield (
                 role,
-                str(
-                    place or f"not here: {size_of(file.num_bytes)} to fetch from {file.repository}"
-                ),
+                str(path or f"not here: {size_of(file.num_bytes)} to fetch from {file.repository}"),
             )

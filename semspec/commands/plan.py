@@ -1,5 +1,5 @@
-"""`semspec plan`: in which layouts a pair fits on GPUs over vLLM, and the settings for the first that does. What vLLM
-took on an H100 (benchmarks/results/gpu-h100) is within 5% of these sums."""
+"""`semspec plan`: the layouts in which a pair fits on GPUs over vLLM, and the settings of the first one that does. The
+memory that vLLM took on an H100 (benchmarks/results/gpu-h100) is within 5% of these sums."""
 
 import argparse
 import json
@@ -19,35 +19,35 @@ from semspec.errors import InvalidRequest, Mismatch
 from semspec.probes.probe import HIDDEN_SIZES
 
 USABLE = 0.98
-"""Of a GPU's memory as it is sold, GiB: the rest is not shown to programs, or taken before they start."""
+"""Usable share of a GPU's nominal memory: the rest is hidden from programs, or taken before they start."""
 GRAPH_BYTES = 3_760
-"""CUDA graphs that return all states, for each layer and dimension of the states."""
+"""Bytes of CUDA graphs that return all states, for each number of a token's states."""
 PROCESS_BYTES = 2_600_000_000
-"""What a process takes beside tensors: 1 GB at its start, later what its allocator keeps between reads."""
+"""Memory of a process besides tensors: 1 GB at its start, later what its allocator keeps between reads."""
 NCCL_BYTES = 1_000_000_000
-"""Assumed, for each process of several that share a model."""
+"""Assumed memory of NCCL in each process of a model on several GPUs."""
 VERIFIER_BYTES = 1_500_000_000
-"""Assumed: a process with two probes."""
+"""Assumed memory of a process with two probes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What a model's configuration says."""
+    """Sizes of a model, from its configuration."""
 
     name: str
     config: PretrainedConfig
     num_parameters: int
     num_table_parameters: int
-    """Of the embeddings and the output layer, which are not quantised at the start."""
+    """Parameters of the embeddings and the output layer, which are not quantised at the start."""
     file_bytes: int
-    """Of the weights on disk or on the hub; 0 if there are none."""
+    """Bytes of the weights on disk or on the hub; 0 if there are none."""
 
     @property
     def state_size(self) -> int:
         return int((self.config.num_hidden_layers + 1) * self.config.hidden_size)
 
     def divided(self, gpus: Sequence[int]) -> tuple[int, ...]:
-        """As many of `gpus`, from the last on, as tensor parallel can divide this model over."""
+        """Return the last of `gpus`, as many as tensor parallelism can divide this model over."""
         sizes = self.config.num_attention_heads, self.config.intermediate_size
         return tuple(
             gpus[-next(n for n in range(len(gpus), 0, -1) if not any(size % n for size in sizes)) :]
@@ -59,11 +59,11 @@ class Model:
         return self.file_bytes or 2 * self.num_parameters
 
     def token_bytes(self, tensor_parallel: int, is_fp8: bool) -> int:
-        """Keys and values of a token on each of `tensor_parallel` GPUs."""
+        """Return the bytes of a token's keys and values on each of `tensor_parallel` GPUs."""
         return token_bytes(self.config, tensor_parallel, 1 if is_fp8 else 2)
 
     def fixed_bytes(self, tensor_parallel: int, is_fp8: bool, batched: int) -> int:
-        """All else on each GPU; `batched`: tokens of a step."""
+        """Return the bytes of everything else on each GPU; `batched`: tokens of a step."""
         mlp = 6 * self.config.intermediate_size // tensor_parallel
         activations = batched * (2 * self.state_size + mlp + 4 * self.config.hidden_size)
         pooled_and_graphs = self.state_size * (6 * POOLED_ROWS + 4 * HIDDEN_SIZES[0] + GRAPH_BYTES)
@@ -80,7 +80,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where the target is, the draft being on GPU 0; in which precision; and what is left for keys and values."""
+    """GPUs and precision of the target, with the draft on GPU 0, and the memory left for keys and values."""
 
     name: str
     target_gpus: tuple[int, ...]
@@ -88,7 +88,7 @@ class Layout:
     is_kv_fp8: bool
     draft_kv_bytes: int
     target_kv_bytes: int
-    """On each of its GPUs; negative if the rest does not fit."""
+    """Bytes on each of its GPUs; negative if the rest does not fit."""
     num_tokens: int
     """Tokens whose keys and values the target holds."""
 
@@ -115,7 +115,7 @@ def read_model(name: str) -> Model:
             id(layer.weight): layer.weight.numel()
             for layer in (model.get_input_embeddings(), model.lm_head)
         }
-        _ = text.intermediate_size, context_window(text)  # which the sums need
+        _ = text.intermediate_size, context_window(text)  # the sums need both
     except Exception as error:  # of transformers, which may also lack a package
         reason = " ".join(str(error).split())[:200]
         raise Mismatch(
@@ -129,17 +129,17 @@ def read_model(name: str) -> Model:
 def layouts(
     draft: Model, target: Model, gpus: Sequence[int], context: int, sessions: int
 ) -> Iterator[Layout]:
-    """Every layout; `gpus`: bytes of each. Those that leave the models' numbers as they are come first."""
-    places: dict[str, tuple[int, ...]] = {"together": (0,)}
+    """Yield every layout, first those without quantisation. `gpus`: bytes of each GPU."""
+    arrangements: dict[str, tuple[int, ...]] = {"together": (0,)}
     if len(gpus) > 1:
-        places = {
+        arrangements = {
             "colocated": target.divided(range(len(gpus))),
             "separate": target.divided(range(1, len(gpus))),
         }
     batched = VllmOptions().max_num_batched_tokens
     draft_kv = sessions * context * draft.token_bytes(1, is_fp8=False)
     for is_fp8, is_kv_fp8, (name, target_gpus) in product(
-        (False, True), (False, True), places.items()
+        (False, True), (False, True), arrangements.items()
     ):
         taken = [draft.fixed_bytes(1, False, batched) + draft_kv + VERIFIER_BYTES] + [0] * (
             len(gpus) - 1
@@ -154,13 +154,13 @@ def layouts(
 
 
 def settings(layout: Layout, context: int) -> Iterator[str]:
-    """Lines that a shell and an environment file of compose take."""
+    """Yield lines for a shell or for an environment file of compose."""
     chosen = VllmOptions(
         tensor_parallel_size=len(layout.target_gpus),
         quantization="fp8" if layout.is_fp8 else None,
         kv_cache_dtype="fp8" if layout.is_kv_fp8 else None,
     )
-    for role, gpus, kv_bytes, own in (
+    for role, gpus, kv_bytes, engine in (
         ("DRAFT", (0,), layout.draft_kv_bytes, VllmOptions()),
         ("TARGET", layout.target_gpus, layout.target_kv_bytes, chosen),
     ):
@@ -169,7 +169,7 @@ def settings(layout: Layout, context: int) -> Iterator[str]:
         yield f"SEMSPEC_{role}_DEVICE={'cuda' if len(gpus) > 1 else f'cuda:{gpus[0]}'}"
         yield f"SEMSPEC_{role}_MAX_CONTEXT_TOKENS={context}"
         yield f"SEMSPEC_{role}_KV_BYTES={kv_bytes}"
-        if options := own.model_dump(exclude_defaults=True):
+        if options := engine.model_dump(exclude_defaults=True):
             yield f"SEMSPEC_{role}_VLLM_OPTIONS='{json.dumps(options)}'"
     num_answers = layout.num_tokens // context
     yield f"# gateway: others wait where they hold nothing\nSEMSPEC_GATEWAY_MAX_CONCURRENT={num_answers}"
@@ -211,7 +211,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     if chosen.is_fp8 or chosen.is_kv_fp8:
         print(
-            "\nFP8 changes the target's numbers: its fingerprint is another, and it takes probes of its own."
+            "\nFP8 changes the target's numbers: its fingerprint differs, and it needs its own probes."
         )
     print(
         f"\n# {chosen.name}, {sessions} answers of {context:,} tokens at a time",

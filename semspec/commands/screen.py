@@ -10,12 +10,7 @@ from semspec.reasoning import ENDS
 GREY, BOLD, REFUSED = "90", "1", "2;31"
 SIGNS = {"accepted": ("✓", "32"), "target": ("✎", "33"), "draft": ("·", "39")}
 """Sign and colour of a segment: accepted, or else of its writer."""
-NUMBERS = {
-    "draft_probability": "q",
-    "target_probability": "p",
-    "ratio": "p/q",
-    "draw": "draw",
-}
+NUMBERS = {"draft_probability": "q", "target_probability": "p", "ratio": "p/q", "draw": "draw"}
 FORMS = {
     "acceptance_rate": "{:.0%} accepted",
     "target_ratio": "{:.0%} written by the target",
@@ -59,14 +54,14 @@ class Screen:
         if "segment" in extension:
             self._end_segment(extension["segment"])
         if "id" in extension:
-            told = {form: extension.get(name) for name, form in FORMS.items()}
+            values = {form: extension.get(name) for name, form in FORMS.items()}
             parts = [
                 form.format(value)
-                for form, value in told.items()
+                for form, value in values.items()
                 if value is not None and value is not False
             ]
             self.end()
-            self._print(f"{painted(' · '.join(parts), GREY)}\n")
+            self._print(f"{paint(' · '.join(parts), GREY)}\n")
 
     def note(self, words: str) -> None:
         print(f"semspec chat: {words}", file=sys.stderr)
@@ -95,25 +90,23 @@ class Screen:
         words = text.strip()
         before, words, self._space = text.partition(words) if words else ("", "", text)
         if words:
-            self._print(before + (painted(words, BOLD) if self._is_answer else words))
+            self._print(before + (paint(words, BOLD) if self._is_answer else words))
 
     def _end_segment(self, record: Json) -> None:
         """Print the sign of a segment after its text, and with `verbose` how it was decided."""
         sign, colour = SIGNS["accepted" if record["verdict"] == "accepted" else record["writer"]]
-        self._print(f"{'' if self._is_at_start else ' '}{painted(sign, colour)}")
+        self._print(f"{'' if self._is_at_start else ' '}{paint(sign, colour)}")
         if not self._verbose:
             return
         if record.get("rejected"):
-            self._print(
-                f"\n{painted('✗ ' + printable(record['rejected']['text']).strip(), REFUSED)}"
-            )
+            self._print(f"\n{paint('✗ ' + printable(record['rejected']['text']).strip(), REFUSED)}")
         numbers = [
             f"{name} {record[key]:.3g}"
             for key, name in NUMBERS.items()
             if record.get(key) is not None
         ]
         if words := "  ".join(filter(None, [*numbers, record.get("fallback")])):
-            self._print(f"\n{painted(printable(words), GREY)}")
+            self._print(f"\n{paint(printable(words), GREY)}")
         self._space = self._space if self._space.startswith("\n") else "\n"
 
     def _print(self, text: str) -> None:
@@ -121,13 +114,13 @@ class Screen:
         self._is_at_start = text.endswith("\n") if text else self._is_at_start
 
 
-def painted(text: str, colour: str) -> str:
-    """Text in a colour or another rendition of ANSI."""
+def paint(text: str, colour: str) -> str:
+    """Return text in an ANSI colour or style."""
     return f"\x1b[{colour}m{text}\x1b[0m" if text and "NO_COLOR" not in os.environ else text
 
 
 def printable(text: str) -> str:
-    """The text without control characters, which could control the terminal."""
+    """Return the text without control characters, which could control the terminal."""
     return "".join(
         character for character in text if character in "\n\t" or category(character) != "Cc"
     )

@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
         tell = partial(print, flush=True)
         config = stack_config(arguments, tell)
         for role, model in (("DRAFT", config.draft_model), ("TARGET", config.target_model)):
-            if model is not None:  # before the start's time runs
+            if model is not None:  # downloads do not count towards the start timeout
                 fetch(str(model), config.given(f"SEMSPEC_{role}_REVISION") or None, tell)
         return run_until_signal(serve(config))
     except StackError as error:
@@ -53,7 +53,7 @@ async def serve(config: StackConfig) -> int:
 
 
 async def _first_request(stack: Stack, config: StackConfig) -> str:
-    """A request to the pair; before it, what is to be known of the pair and its probes."""
+    """Return a sample request to the pair, after notes on the pair and its probes."""
     models = await stack.model_list()
     model, strategy = models["data"][0]["id"], models["data"][0]["strategy"]
     is_bundled = config.release is not None and config.release.name == BUNDLED
@@ -79,7 +79,7 @@ async def _first_request(stack: Stack, config: StackConfig) -> str:
 
 
 def _authorization(stack: Stack) -> str:
-    """Header with the API key, as a word of a shell."""
+    """Return the header with the API key, quoted for a shell."""
     return shlex.quote(f"authorization: Bearer {stack.api_key}")
 
 

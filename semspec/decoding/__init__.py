@@ -6,14 +6,14 @@ from semspec.decoding.loop import (
     PREFERRED,
     STRATEGIES,
     Prompts,
-    at_the_same_point,
+    align_reasoning,
     decode,
-    prompts_of,
-    renders_its_own,
+    render_prompts,
+    renders_separately,
 )
 from semspec.protocols import Drafter, Target, Verifier
 
 __all__ = [
     "PREFERRED", "STRATEGIES", "Backends", "Drafter", "Generation", "Options", "Prompts", "RetrievalOptions",
-    "Strategies", "Strategy", "Target", "Verifier", "at_the_same_point", "decode", "prompts_of", "renders_its_own",
+    "Strategies", "Strategy", "Target", "Verifier", "align_reasoning", "decode", "render_prompts", "renders_separately",
 ]  # fmt: skip

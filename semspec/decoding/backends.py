@@ -37,6 +37,6 @@ class Backends:
     target: Target
     verifier: Verifier
     projections: tuple[ProbeProjections, ...] = ()
-    """What the engines are to apply to states for the verifier's probes; none: states are sent as they are."""
+    """Projections that the engines apply to states for the verifier's probes; empty: states are sent whole."""
     likelihood: Calibration | None = None
-    """What `likelihood` judges by; None: the pair cannot be served with it."""
+    """Calibration of the strategy `likelihood`; None: the pair cannot be served with it."""

@@ -32,7 +32,7 @@ async def rounds(
                 if not isinstance(step, SegmentRecord):
                     yield step
                     continue
-                record = step if is_exact else await _up_to_answer(progress, step, backends.target)
+                record = step if is_exact else await _cut_at_answer(progress, step, backends.target)
                 if record is None:
                     is_exact = True
                     break
@@ -46,7 +46,7 @@ async def rounds(
 
 
 def _answer_start(progress: Progress, *following: Segment) -> int | None:
-    """Where the answer begins in the text of all segments and `following`; None: not in there."""
+    """Return where the answer begins in the text of all segments and `following`; None: it has not begun."""
     pieces = progress.context.pieces
     prompt = "".join(piece.text for piece in pieces if not isinstance(piece, Segment))
     return answer_start(
@@ -54,7 +54,7 @@ def _answer_start(progress: Progress, *following: Segment) -> int | None:
     )
 
 
-async def _up_to_answer(
+async def _cut_at_answer(
     progress: Progress, record: SegmentRecord, target: Target
 ) -> SegmentRecord | None:
     """Return `record` without what the draft wrote of the answer; None if nothing remains that can be kept."""

@@ -1,4 +1,4 @@
-"""What is generated and how: the request's options, the state of a generation, and what a strategy declares."""
+"""A generation: the request's options, its progress, and what a strategy declares."""
 
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -31,7 +31,7 @@ RewriteName = Literal["target", "token-level", "retrieval"]
 
 @dataclass(frozen=True, slots=True)
 class RetrievalOptions:
-    """How tokens are retrieved."""
+    """Options of the strategy `retrieval`."""
 
     source: RetrievalSource = "all"
 
@@ -60,10 +60,10 @@ class Options:
 
 @dataclass(frozen=True)
 class Generation:
-    """What to generate, and how."""
+    """A request to the decoding loop."""
 
     context: Context
-    """As the target reads it."""
+    """The context as the target reads it."""
     sampling: SamplingParams
     max_tokens: int = 1024
     """Budget in tokens, each segment counted with the tokenizer of the model that wrote it."""
@@ -90,7 +90,7 @@ class Generation:
     penalties: Penalties = NO_PENALTIES
     """See `GenerationParams`; only for strategies that take grammars."""
     min_tokens: int = 0
-    """No end-of-sequence is drawn before so many; only for strategies whose kept text is drawn by `generate`."""
+    """Least tokens before end-of-sequence is drawn; only for strategies that draw all kept text by `generate`."""
     fallback: str | None = None
     """Why the target writes alone from here on; None: the strategy runs."""
     answer_strategy: "Strategy | None" = None
@@ -102,8 +102,8 @@ class Generation:
 
 
 Step = SegmentRecord | OpenText | Drafted
-"""What a strategy yields: the record of a kept segment, the text of one that the target is writing, or drafted segments
-before the decision on them."""
+"""A strategy yields records of kept segments, text that the target is writing, and drafted segments before the decision
+on them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +112,13 @@ class Progress:
 
     generation: Generation
     context: Context
-    """As the target reads it."""
+    """The context as the target reads it."""
 
     @property
     def draft_context(self) -> Context:
         """The context as the draft reads it."""
-        own = self.generation.draft_prompt
-        return self.context if own is None else Context((own, *self.segments))
+        prompt = self.generation.draft_prompt
+        return self.context if prompt is None else Context((prompt, *self.segments))
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -136,12 +136,10 @@ class Progress:
         return FinishReason.LENGTH if self.tokens_left <= 0 else None
 
     def repeated_index(self, drafted: Segment) -> int | None:
-        """Index of the segment that `drafted`, the next one, repeats, so that it must not be accepted; None: none."""
-        return (
-            None
-            if self.generation.accepts_repeats
-            else repeats.repeated_index(drafted, self.segments)
-        )
+        """Return the index of the segment that the next one, `drafted`, repeats; None if it may be accepted."""
+        if self.generation.accepts_repeats:
+            return None
+        return repeats.repeated_index(drafted, self.segments)
 
     def after(self, *segments: Segment) -> "Progress":
         return replace(self, context=self.context.extended(*segments))
@@ -175,7 +173,7 @@ class Progress:
         )
 
     def _stream(self, purpose: str) -> int:
-        """Index of the random stream of `purpose`.
+        """Return the index of the random stream of `purpose`.
 
         Drafting uses a new stream after each rewrite: the rejection depended on the draws of the rejected segment, so
         reusing them would bias the output.
@@ -192,7 +190,7 @@ Rounds = Callable[[Progress, Backends], AsyncGenerator[Step, None]]
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """How the segments of a generation are written, and what that requires of the served models and probes."""
+    """A way to write the segments of a generation, and its requirements of the served models and probes."""
 
     name: str
     rounds: Rounds
@@ -217,7 +215,7 @@ class Strategy:
 
     @property
     def verifies_tokens(self) -> bool:
-        """Whether the target writes by verifying proposed tokens one by one."""
+        """Return whether the target writes by verifying proposed tokens one by one."""
         return self.needs_one_vocabulary or self.needs_datastore
 
     @property
@@ -234,7 +232,7 @@ Number = TypeVar("Number", int, float)
 
 @dataclass(frozen=True, slots=True)
 class Limits(Generic[Number]):
-    """A strategy's default and limits of a number that other strategies read with others."""
+    """One strategy's default and limits of an option that several strategies read."""
 
     strategy: str
     option: str
@@ -243,7 +241,7 @@ class Limits(Generic[Number]):
     most: float
 
     def of(self, value: Number | None) -> Number:
-        """`value`, or the default for None. Raises: InvalidRequest when it is beyond the limits."""
+        """Return `value`, or the default for None. Raises: InvalidRequest when it is beyond the limits."""
         if value is None:
             return self.default
         if self.least <= value <= self.most:

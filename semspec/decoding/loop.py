@@ -1,5 +1,4 @@
-"""From a prompt to a generation's events: the prompt as each model reads it in its own chat template, the table of
-strategies, and the loop that runs one of them.
+"""The decoding loop: it renders the prompt in each model's chat template, and runs a strategy of the table.
 
 When the drafter or the verifier becomes unavailable, the loop continues with the target alone.
 """
@@ -11,17 +10,12 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 
-from semspec.decoding import exact_answer, semantic, steps, token_level
+from semspec.decoding import exact_answer, semantic, single_model, token_level
 from semspec.decoding.backends import Backends
 from semspec.decoding.generation import Generation, Progress, Step, Strategies
 from semspec.decoding.likelihood import strategy as likelihood
 from semspec.decoding.retrieval import strategy as retrieval
-from semspec.decoding.steps import (
-    BackendUnavailable,
-    cancel_task,
-    or_backend_unavailable,
-    written_by_target,
-)
+from semspec.decoding.steps import BackendUnavailable, call_backend, cancel_task, write_by_target
 from semspec.errors import ContextTooLong, DeadlineExceeded
 from semspec.protocols import Drafter
 from semspec.reasoning import FORMS
@@ -42,8 +36,8 @@ STRATEGIES: Strategies = {
     "likelihood": likelihood.strategy,
     "token-level": token_level.strategy,
     "retrieval": retrieval.strategy,
-    "target": steps.target,
-    "draft": steps.draft,
+    "target": single_model.target,
+    "draft": single_model.draft,
 }
 PREFERRED = ("semantic", "likelihood", "token-level", "retrieval", "target")
 """A request that names no strategy gets the first of these that the pair supports."""
@@ -70,7 +64,7 @@ async def decode(generation: Generation, backends: Backends) -> AsyncGenerator[E
     if generation.fallback is None or generation.open_piece is not None:
         written = rounds(progress, backends)
     else:
-        written = written_by_target(progress, backends, fallback=generation.fallback)
+        written = write_by_target(progress, backends, fallback=generation.fallback)
     try:
         while True:
             try:
@@ -81,17 +75,17 @@ async def decode(generation: Generation, backends: Backends) -> AsyncGenerator[E
                         yield step
                 break
             except BackendUnavailable as unavailable:
-                written = written_by_target(progress, backends, fallback=str(unavailable))
+                written = write_by_target(progress, backends, fallback=str(unavailable))
     except ContextTooLong:
         if not progress.segments:
             raise
     yield Finished(progress.finish_reason or FinishReason.LENGTH)
 
 
-REASONING = re.compile(
-    "|".join(rf"{re.escape(form.opening)}\s*({re.escape(form.closing)}\s*)?\Z" for form in FORMS),
+REASONING_SUFFIX = re.compile(
+    "|".join(rf"{re.escape(form.opening)}\s*({re.escape(form.closing)}\s*)?\Z" for form in FORMS)
 )
-"""What a chat template may end with, so that the model does not write it: the reasoning is open, or left out."""
+"""End of a rendered prompt that opens the reasoning, or opens and closes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +99,7 @@ class Prompts:
     """Why the target writes alone: the draft could not render the conversation."""
 
 
-async def prompts_of(
+async def render_prompts(
     prompt: Prompt,
     encoded: Awaitable[Piece],
     drafter: Drafter,
@@ -113,31 +107,31 @@ async def prompts_of(
     target_info: ModelInfo,
     draft_deadline_s: float | None = None,
 ) -> Prompts:
-    """What the target makes of `prompt`, which `encoded` waits for, and the draft's own rendering where that differs.
+    """Wait for the target's rendering of `prompt`, `encoded`, and render it for the draft if its template differs.
 
     A plain text or its token ids go to both models as they are, and a draft without a chat template reads the target's
     rendering. The draft gets those of a conversation's variables that its template reads.
     Raises: what `encoded` does, before all else; ContextTooLong when the draft's window is too small.
     """
-    if isinstance(prompt, str | TokenIds) or not renders_its_own(draft_info, target_info):
+    if isinstance(prompt, str | TokenIds) or not renders_separately(draft_info, target_info):
         return Prompts(await encoded)
     if isinstance(prompt, Conversation):
         prompt = prompt.with_known(draft_info.template_variables)
-    own = asyncio.create_task(
-        or_backend_unavailable("draft", _in_time(drafter.encode(prompt), draft_deadline_s))
+    rendering = asyncio.create_task(
+        call_backend("draft", _with_deadline(drafter.encode(prompt), draft_deadline_s))
     )
     try:
         target = await encoded
-        return Prompts(target, at_the_same_point(await own, target))
+        return Prompts(target, align_reasoning(await rendering, target))
     except BackendUnavailable as unavailable:
         if isinstance(unavailable.__cause__, ContextTooLong):
             raise unavailable.__cause__ from None
         return Prompts(target, fallback=str(unavailable))
     finally:
-        await cancel_task(own)
+        await cancel_task(rendering)
 
 
-async def _in_time(work: Awaitable[Piece], deadline_s: float | None) -> Piece:
+async def _with_deadline(work: Awaitable[Piece], deadline_s: float | None) -> Piece:
     """Raises: DeadlineExceeded after `deadline_s`; what `work` raises."""
     try:
         async with asyncio.timeout(deadline_s):
@@ -146,27 +140,26 @@ async def _in_time(work: Awaitable[Piece], deadline_s: float | None) -> Piece:
         raise DeadlineExceeded("the prompt takes too long to render") from None
 
 
-def renders_its_own(draft: ModelInfo, target: ModelInfo) -> bool:
-    """Whether the draft reads conversations in its own chat template, not in the target's."""
+def renders_separately(draft: ModelInfo, target: ModelInfo) -> bool:
+    """Return whether the draft reads conversations in its own chat template instead of the target's."""
     is_alike = (draft.chat_template, draft.tokenizer) == (target.chat_template, target.tokenizer)
     return bool(draft.chat_template) and not is_alike
 
 
-def at_the_same_point(draft: Piece, target: Piece) -> Piece:
-    """`draft` with the reasoning open, or left out, iff it is in `target`: the same text follows for both models.
+def align_reasoning(draft: Piece, target: Piece) -> Piece:
+    """Return `draft` with the reasoning opened, or left out, iff it is in `target`: both models continue alike.
 
     A text changed here has no token ids; the draft tokenizes it.
     """
-    own, other = _reasoning(draft.text), _reasoning(target.text)
-    if (bool(own), _is_closed(own)) == (bool(other), _is_closed(other)) or (
-        _is_closed(own) and not other
-    ):
+    suffix, wanted = _reasoning_suffix(draft.text), _reasoning_suffix(target.text)
+    is_aligned = (bool(suffix), _is_closed(suffix)) == (bool(wanted), _is_closed(wanted))
+    if is_aligned or (_is_closed(suffix) and not wanted):
         return draft
-    return Piece(draft.text.removesuffix(own) + other, (), "")
+    return Piece(draft.text.removesuffix(suffix) + wanted, (), "")
 
 
-def _reasoning(prompt: str) -> str:
-    found = REASONING.search(prompt)
+def _reasoning_suffix(prompt: str) -> str:
+    found = REASONING_SUFFIX.search(prompt)
     return found[0] if found else ""
 
 

@@ -33,7 +33,7 @@ def repeated_index(segment: Segment, kept: Sequence[Segment]) -> int | None:
     ones recur in code, lists and tables.
     """
     text = normalised(segment.text)
-    indices = [index for index, other in enumerate(kept) if normalised(other.text) == text]
+    indices = [index for index, earlier in enumerate(kept) if normalised(earlier.text) == text]
     if len(indices) >= (MOST_OCCURRENCES if _is_short(text) else 1):
         return indices[0]
     return len(kept) if _ends_in_loop(segment.text) else None

@@ -17,7 +17,7 @@ from functools import partial
 from math import inf
 from typing import Literal
 
-from semspec.decoding import steps, token_level
+from semspec.decoding import single_model, token_level
 from semspec.decoding.backends import Backends
 from semspec.decoding.generation import (
     Limits,
@@ -31,17 +31,17 @@ from semspec.decoding.generation import (
 from semspec.decoding.retrieval import strategy as retrieval
 from semspec.decoding.steps import (
     Stopwatch,
-    by_draft,
+    call_backend,
+    call_draft,
+    call_verification,
     cancel_task,
-    of_drafted,
-    or_backend_unavailable,
-    rewritten,
-    shared,
-    together,
-    total,
-    waited,
+    divide_times,
+    gather_or_cancel,
+    rewrite_rejected,
+    stage_times,
+    sum_times,
     write_all,
-    written_by_target,
+    write_by_target,
 )
 from semspec.errors import Mismatch
 from semspec.types import (
@@ -64,8 +64,7 @@ THRESHOLD = Limits("semantic", "acceptance.threshold", 0.5, 0, inf)
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """How segments are judged and accepted, unless they repeat the answer, and the digests of the projections to apply
-    to the states for it."""
+    """A way to judge and accept segments that do not repeat the answer, and the projections that it needs of states."""
 
     judge: Callable[
         [int, Sequence[GeneratedSegment], Sequence[SegmentScore]], Awaitable[list[Judgement]]
@@ -77,7 +76,7 @@ class Judge:
     wants_draft_states: bool = True
 
 
-def by_probes(backends: Backends, options: Options) -> Judge:
+def probe_judge(backends: Backends, options: Options) -> Judge:
     """Judge by semantic probabilities of the verifier, from the probes that `options` name."""
     probes = options.probes
 
@@ -88,13 +87,14 @@ def by_probes(backends: Backends, options: Options) -> Judge:
             [_states(generated) for generated in drafted], scores, probes
         )
 
-    own = next((one for one in backends.projections if one.probes == probes), None)
-    digests = () if own is None else (own.draft, own.target)
-    return Judge(judge, options.acceptance, *digests)
+    pairs = (pair for pair in backends.projections if pair.probes == probes)
+    projections = next(((pair.draft, pair.target) for pair in pairs), ())
+    return Judge(judge, options.acceptance, *projections)
 
 
 def accepts(judgement: Judgement, acceptance: Acceptance, draw: float) -> bool:
-    """Whether to accept a segment; `draw` is uniform in [0, 1). A draft probability of 0 accepts: p/q is unbounded."""
+    """Return whether to accept a segment. `draw` is uniform in [0, 1). With a draft probability of 0, p/q is unbounded,
+    and the segment is accepted."""
     draft_probability, target_probability = (
         judgement.draft_probability,
         judgement.target_probability,
@@ -104,7 +104,7 @@ def accepts(judgement: Judgement, acceptance: Acceptance, draw: float) -> bool:
     return draw * draft_probability < target_probability or draft_probability == 0
 
 
-BY_TARGET: Rounds = partial(written_by_target, max_segments=1)
+BY_TARGET: Rounds = partial(write_by_target, max_segments=1)
 
 
 async def rounds(
@@ -125,7 +125,7 @@ async def rounds(
                     yield record
                     continue
                 await speculation.aclose()
-                async with aclosing(rewritten(record, rewrite(progress, backends))) as steps:
+                async with aclosing(rewrite_rejected(record, rewrite(progress, backends))) as steps:
                     async for step in steps:
                         if isinstance(step, SegmentRecord):
                             progress = progress.after(step.segment)
@@ -165,7 +165,7 @@ class Speculation:
         """
         clock = Stopwatch()
         ahead, self._ahead = self._ahead, None
-        drafted = await by_draft(ahead or self._write(progress))
+        drafted = await call_draft(ahead or self._write(progress))
         draft_ms = clock.lap_ms()
         batch = Batch(drafted, StageTimes(), num_alternatives(progress) > 1)
         num_following = len(batch.segments)
@@ -178,55 +178,53 @@ class Speculation:
         assumed = progress.after(*batch.segments)
         if progress.generation.strategy.options.draft_ahead and assumed.finish_reason is None:
             self._ahead = asyncio.create_task(self._write(assumed, is_ahead=True))
-        return replace(batch, times=waited("draft_ms", draft_ms, engine_ms))
+        return replace(batch, times=stage_times("draft_ms", draft_ms, engine_ms))
 
     async def _write(self, progress: Progress, is_ahead: bool = False) -> list[GeneratedSegment]:
-        """The next `gamma` segments, or the alternatives of the next one."""
+        """Draft the next `gamma` segments, or the alternatives of the next one."""
         num_candidates = num_alternatives(progress)
         gamma = progress.generation.strategy.options.gamma if num_candidates == 1 else 1
         params = progress.params("draft", gamma, self._judge.wants_draft_states)
         params = replace(params, projection=self._judge.draft_projection, is_ahead=is_ahead)
         if num_candidates == 1:
             return await write_all(self._drafter, progress.draft_context, params)
-        drafted = await together(
+        drafted = await gather_or_cancel(
             write_all(
                 self._drafter,
                 progress.draft_context,
-                _of_alternative(params, len(progress.segments), number),
+                _alternative_params(params, len(progress.segments), number),
             )
             for number in range(num_candidates)
         )
         return [generated for segments in drafted for generated in segments]
 
     async def judge(self, progress: Progress, batch: Batch) -> list[SegmentRecord]:
-        """Records of the drafted segments up to the first rejected one, or that of the first accepted alternative, of
-        the first one if all are rejected. They share the time of the round, also that of the other segments.
+        """Return the records of the drafted segments up to the first rejected one. Of alternatives, return the record
+        of the first accepted one, or of the first one if all are rejected. The records share the time of the round.
 
         Raises: BackendUnavailable, and what the target raises.
         """
         clock, index = Stopwatch(), len(progress.segments)
-        scores = await of_drafted(self._scores(progress, batch))
+        scores = await call_verification(self._scores(progress, batch))
         read_ms = clock.lap_ms()
         first = index * num_alternatives(progress)
-        judgements = await or_backend_unavailable(
-            "verifier", self._judge.judge(first, batch.drafted, scores)
-        )
-        times = total(
+        judgements = await call_backend("verifier", self._judge.judge(first, batch.drafted, scores))
+        times = sum_times(
             batch.times,
-            waited("read_ms", read_ms, max(score.duration_ms for score in scores)),
-            waited("judge_ms", clock.lap_ms()),
+            stage_times("read_ms", read_ms, max(score.duration_ms for score in scores)),
+            stage_times("judge_ms", clock.lap_ms()),
         )
         records, kept = list[SegmentRecord](), progress
         for number, (generated, judgement) in enumerate(
             zip(batch.drafted, judgements, strict=True)
         ):
-            place = index if batch.are_alternatives else index + number
-            purpose = alternative("accept", number) if batch.are_alternatives else "accept"
-            draw = uniform(progress.generation.sampling.seed, purpose, place)
+            position = index if batch.are_alternatives else index + number
+            purpose = alternative_name("accept", number) if batch.are_alternatives else "accept"
+            draw = uniform(progress.generation.sampling.seed, purpose, position)
             repeats = kept.repeated_index(generated.segment)
             accepted = repeats is None and accepts(judgement, self._judge.acceptance, draw)
             record = SegmentRecord(
-                place, generated.segment, accepted, judgement, draw, repeats=repeats
+                position, generated.segment, accepted, judgement, draw, repeats=repeats
             )
             records.append(replace(record, logprobs=generated.logprobs))
             if not batch.are_alternatives:
@@ -240,20 +238,20 @@ class Speculation:
             records = [chosen]
         cached = scores[0].num_cached_tokens
         return [
-            replace(record, times=shared(times, len(records)), num_cached_tokens=cached)
+            replace(record, times=divide_times(times, len(records)), num_cached_tokens=cached)
             for record in records
         ]
 
     async def _scores(self, progress: Progress, batch: Batch) -> list[SegmentScore]:
-        """One score per drafted segment, of alternatives each in a call of its own, which an engine batches."""
+        """Score the drafted segments; each alternative has a call of its own, and an engine batches the calls."""
         session, projection = progress.generation.session, self._judge.target_projection
         if not batch.are_alternatives:
             return await self._target.score(progress.context, batch.segments, session, projection)
-        scores = await together(
+        scores = await gather_or_cancel(
             self._target.score(
-                progress.context, [one.segment], alternative(session, number), projection
+                progress.context, [generated.segment], alternative_name(session, number), projection
             )
-            for number, one in enumerate(batch.drafted)
+            for number, generated in enumerate(batch.drafted)
         )
         return [score for (score,) in scores]
 
@@ -269,16 +267,17 @@ def num_alternatives(progress: Progress) -> int:
     return generation.strategy.options.num_candidates if generation.sampling.temperature else 1
 
 
-def alternative(name: str, number: int) -> str:
-    """The name of a session or a random stream for the alternative `number` of a segment."""
+def alternative_name(name: str, number: int) -> str:
+    """Return the name of a session or a random stream for the alternative `number` of a segment."""
     return f"{name} {number}" if name and number else name
 
 
-def _of_alternative(params: GenerationParams, index: int, number: int) -> GenerationParams:
-    """`params` for an alternative of segment `index`. Each has a random stream of its own, since the choice among
-    alternatives depends on all of their draws, and a session of its own, since engines cache a prefix a session."""
-    seed = derive_seed(params.sampling.seed, alternative("alternative", number), index)
-    session = alternative(params.session, number)
+def _alternative_params(params: GenerationParams, index: int, number: int) -> GenerationParams:
+    """Return `params` for an alternative of segment `index`. Each has a random stream of its own, because the choice
+    among alternatives depends on all of their draws, and a session of its own, because engines cache one prefix for
+    each session."""
+    seed = derive_seed(params.sampling.seed, alternative_name("alternative", number), index)
+    session = alternative_name(params.session, number)
     return replace(params, sampling=replace(params.sampling, seed=seed), session=session)
 
 
@@ -289,7 +288,7 @@ def _states(generated: GeneratedSegment) -> States:
 
 
 REWRITES: Mapping[RewriteName, Callable[[Options, Literal[0, 1]], Strategy]] = {
-    "target": steps.target,
+    "target": single_model.target,
     "token-level": token_level.strategy,
     "retrieval": retrieval.strategy,
 }
@@ -302,12 +301,12 @@ def strategy(options: Options) -> Strategy:
     acceptance = replace(acceptance, threshold=THRESHOLD.of(acceptance.threshold))
     options = replace(writer.options, acceptance=acceptance)
 
-    def judged(progress: Progress, backends: Backends) -> AsyncGenerator[Step, None]:
-        return rounds(progress, backends, by_probes(backends, options), writer.rounds)
+    def run_rounds(progress: Progress, backends: Backends) -> AsyncGenerator[Step, None]:
+        return rounds(progress, backends, probe_judge(backends, options), writer.rounds)
 
     return Strategy(
         "semantic",
-        judged,
+        run_rounds,
         options,
         uses_probes=True,
         needs_one_vocabulary=writer.needs_one_vocabulary,

@@ -1,17 +1,15 @@
-"""Building blocks of strategies: times per stage, records of generated segments, rewrites, unavailable backends. And
-the strategies of one model alone."""
+"""Building blocks of strategies: times per stage, records of generated segments, rewrites, unavailable backends."""
 
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Coroutine, Iterable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import fields, replace
-from functools import partial
 from operator import attrgetter
 from typing import Any, Literal, TypeVar
 
 from semspec.decoding.backends import Backends
-from semspec.decoding.generation import Options, Progress, Step, Strategy
+from semspec.decoding.generation import Progress, Step
 from semspec.errors import (
     ContextTooLong,
     DeadlineExceeded,
@@ -29,7 +27,6 @@ from semspec.types import (
     OpenText,
     SegmentRecord,
     StageTimes,
-    Writer,
 )
 
 _stages = attrgetter(*(field.name for field in fields(StageTimes)))
@@ -51,8 +48,8 @@ class Stopwatch:
         return lap_ms
 
 
-def waited(stage: Stage, wall_ms: float, engine_ms: float = 0.0) -> StageTimes:
-    """The times of a stage that took `wall_ms`, `engine_ms` of it in an engine; the rest counts as `wire_ms`.
+def stage_times(stage: Stage, wall_ms: float, engine_ms: float = 0.0) -> StageTimes:
+    """Return the times of a stage that took `wall_ms`, `engine_ms` of it in an engine; the rest counts as `wire_ms`.
 
     `engine_ms` exceeds `wall_ms` when the engine started before the wait; `wire_ms` is then 0.
     """
@@ -60,17 +57,17 @@ def waited(stage: Stage, wall_ms: float, engine_ms: float = 0.0) -> StageTimes:
 
 
 def engine_ms(times: StageTimes) -> float:
-    """Time spent in engines: all stages without `wire_ms`."""
+    """Return the time spent in engines: all stages without `wire_ms`."""
     return times.draft_ms + times.read_ms + times.judge_ms + times.write_ms - times.wire_ms
 
 
-def total(*parts: StageTimes) -> StageTimes:
-    """The sum of `parts` for each stage."""
+def sum_times(*parts: StageTimes) -> StageTimes:
+    """Add up the times of each stage."""
     return StageTimes(*map(sum, zip(*map(_stages, parts), strict=True)))
 
 
-def shared(times: StageTimes, num_segments: int) -> StageTimes:
-    """The times of `num_segments` segments, divided evenly among them."""
+def divide_times(times: StageTimes, num_segments: int) -> StageTimes:
+    """Divide the times of a round evenly among its `num_segments` segments."""
     return StageTimes(*(round(part / num_segments, 3) for part in _stages(times)))
 
 
@@ -101,7 +98,7 @@ class BackendUnavailable(Exception):
 def backend_failures(
     role: str, errors: tuple[type[SemspecError], ...] = (SemspecError,)
 ) -> Iterator[None]:
-    """Raises: BackendUnavailable instead of `errors`."""
+    """Raise BackendUnavailable instead of `errors`, which are logged."""
     try:
         yield
     except errors as error:
@@ -112,15 +109,18 @@ def backend_failures(
         raise BackendUnavailable(f"the {role} {reason}") from error
 
 
-async def or_backend_unavailable(role: str, work: Awaitable[T]) -> T:
-    """The result of a call of the drafter or the verifier. Raises: BackendUnavailable."""
+async def call_backend(role: str, work: Awaitable[T]) -> T:
+    """Return the result of a call of the drafter or the verifier. Raises: BackendUnavailable."""
     with backend_failures(role):
         return await work
 
 
-async def of_drafted(work: Awaitable[T]) -> T:
-    """The result of a call of the target on drafted text or tokens. Raises: BackendUnavailable when the target refuses
-    them: they exceed its context window, are empty, or are not of its vocabulary or its tokenizer."""
+async def call_verification(work: Awaitable[T]) -> T:
+    """Return the result of a call of the target on drafted text or tokens.
+
+    Raises: BackendUnavailable when the target refuses them because they exceed its context window, are empty, or are
+    not of its vocabulary or its tokenizer.
+    """
     with backend_failures("target", (InvalidRequest, Mismatch)):
         return await work
 
@@ -134,8 +134,8 @@ async def cancel_task(task: asyncio.Task[T] | None) -> None:
             task.exception()  # retrieved and ignored
 
 
-async def together(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """The results of calls made at the same time. When one fails, the others are cancelled."""
+async def gather_or_cancel(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Return the results of concurrent calls. When one fails, the others are cancelled."""
     tasks = [asyncio.create_task(work) for work in works]
     try:
         return await asyncio.gather(*tasks)
@@ -147,40 +147,40 @@ async def together(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 async def write_all(
     model: Model, context: Context, params: GenerationParams
 ) -> list[GeneratedSegment]:
-    """All segments that `model` generates under `params`."""
+    """Return all segments that `model` generates under `params`."""
     async with aclosing(model.generate(context, params)) as stream:
         return [segment async for segment in stream]
 
 
-async def by_draft(work: Awaitable[list[GeneratedSegment]]) -> list[GeneratedSegment]:
-    """The drafted segments. Raises: BackendUnavailable, also when there are none."""
-    drafted = await or_backend_unavailable("draft", work)
+async def call_draft(work: Awaitable[list[GeneratedSegment]]) -> list[GeneratedSegment]:
+    """Return the drafted segments. Raises: BackendUnavailable, also when there are none."""
+    drafted = await call_backend("draft", work)
     if not drafted:
         raise BackendUnavailable("the draft wrote nothing")
     return drafted
 
 
-async def drafted_segment(
+async def draft_segment(
     progress: Progress, drafter: Drafter, params: GenerationParams
 ) -> SegmentRecord:
-    """The record of the draft's next segment, not judged yet. Raises: BackendUnavailable."""
+    """Draft the next segment and return its record, not judged yet. Raises: BackendUnavailable."""
     clock = Stopwatch()
-    generated = (await by_draft(write_all(drafter, progress.draft_context, params)))[0]
-    times = waited("draft_ms", clock.lap_ms(), generated.duration_ms)
+    generated = (await call_draft(write_all(drafter, progress.draft_context, params)))[0]
+    times = stage_times("draft_ms", clock.lap_ms(), generated.duration_ms)
     index = len(progress.segments)
     return SegmentRecord(
         index, generated.segment, accepted=None, times=times, logprobs=generated.logprobs
     )
 
 
-async def write_on(
+async def write_records(
     progress: Progress,
     model: Model,
     params: GenerationParams,
     stage: Stage,
     fallback: str | None = None,
 ) -> AsyncGenerator[SegmentRecord | OpenText, None]:
-    """Records of all segments that `model` generates after `progress` under `params`, each with its time as `stage`.
+    """Yield records of all segments that `model` generates after `progress` under `params`, with their time as `stage`.
 
     The text of the target is shown as it is written; that of the draft may give way to the target's.
     """
@@ -194,7 +194,7 @@ async def write_on(
             index,
             generated.segment,
             accepted=None,
-            times=waited(stage, clock.lap_ms(), generated.duration_ms),
+            times=stage_times(stage, clock.lap_ms(), generated.duration_ms),
             fallback=fallback,
             logprobs=generated.logprobs,
             num_cached_tokens=None if stage == "draft_ms" else generated.num_cached_tokens,
@@ -218,63 +218,41 @@ async def write_on(
         yield record(generated)
 
 
-async def rewritten(
+async def rewrite_rejected(
     rejected: SegmentRecord, steps: AsyncGenerator[Step, None]
 ) -> AsyncGenerator[SegmentRecord | OpenText, None]:
-    """The text of the first segment that `steps` record, then the record `rejected` with that segment; the time taken
-    is its `write_ms`."""
+    """Yield the text of the first segment that `steps` record, then the record `rejected` with that segment; the time
+    taken is its `write_ms`."""
     clock = Stopwatch()
     async with aclosing(steps):
         async for step in steps:
             if isinstance(step, OpenText):
                 yield step
             elif isinstance(step, SegmentRecord):
-                times = waited("write_ms", clock.lap_ms(), engine_ms(step.times))
+                times = stage_times("write_ms", clock.lap_ms(), engine_ms(step.times))
                 yield replace(
                     rejected,
                     segment=step.segment,
                     rejected=rejected.segment,
                     num_proposed_tokens=step.num_proposed_tokens,
                     num_accepted_tokens=step.num_accepted_tokens,
-                    times=total(rejected.times, times),
+                    times=sum_times(rejected.times, times),
                     logprobs=step.logprobs,
                 )
                 return
     raise Unavailable("the target ended its stream without a segment", remedy="retry")
 
 
-def written_by_target(
+def write_by_target(
     progress: Progress,
     backends: Backends,
     max_segments: Literal[0, 1] = 0,
     fallback: str | None = None,
 ) -> AsyncGenerator[SegmentRecord | OpenText, None]:
-    """The next segment, or with `max_segments` 0 the rest of the generation, by plain decoding of the target.
+    """Write the next segment, or with `max_segments` 0 the rest of the generation, by plain decoding of the target.
 
     `fallback`: why it takes over, if it does.
     """
-    return write_on(
+    return write_records(
         progress, backends.target, progress.params("target", max_segments), "write_ms", fallback
     )
-
-
-async def _written_by_draft(progress: Progress, backends: Backends) -> AsyncGenerator[Step, None]:
-    """The rest of the generation as one stream of the draft. Raises: BackendUnavailable."""
-    params = progress.params("draft", max_segments=0)
-    with backend_failures("draft"):
-        async with aclosing(write_on(progress, backends.drafter, params, "draft_ms")) as records:
-            async for record in records:
-                yield record
-
-
-def target(options: Options, max_segments: Literal[0, 1] = 0) -> Strategy:
-    """The target alone: the baseline."""
-    rounds = partial(written_by_target, max_segments=max_segments)
-    writers = frozenset({Writer.TARGET})
-    return Strategy("target", rounds, options, writers, is_exact=True, supports_grammars=True)
-
-
-def draft(options: Options) -> Strategy:
-    """The draft alone: the lower bound."""
-    writers = frozenset({Writer.DRAFT})
-    return Strategy("draft", _written_by_draft, options, writers, supports_grammars=True)

@@ -15,10 +15,10 @@ from semspec.decoding.generation import Generation, Limits, Options, Progress, S
 from semspec.decoding.steps import (
     BackendUnavailable,
     Stopwatch,
-    of_drafted,
-    or_backend_unavailable,
-    total,
-    waited,
+    call_backend,
+    call_verification,
+    stage_times,
+    sum_times,
 )
 from semspec.errors import InternalError
 from semspec.protocols import Drafter, Target
@@ -36,10 +36,10 @@ from semspec.types import (
 )
 
 NUM_TOKENS = Limits("token-level", "num_speculative_tokens", 8, 1, 16)
-NOTHING = Proposal((), (), "", 0.0)
+NO_PROPOSAL = Proposal((), (), "", 0.0)
 
 Propose = Callable[[Progress, VerifiedTokens, int], Awaitable[Proposal]]
-"""(progress, result of the round before, number of tokens) -> at most so many tokens to verify next, which follow the
+"""(progress, result of the previous round, number of tokens) -> at most this many tokens to verify next, after the
 result's `open_ids`; its segments are part of the progress. Raises: BackendUnavailable."""
 Round = tuple[Proposal, VerifiedTokens, StageTimes]
 """A proposal, what the target made of it, and the time that both took."""
@@ -76,8 +76,8 @@ async def rounds(
             raise BackendUnavailable(fallback)
         params = progress.params("target", max_segments)
         try:
-            own = propose if fallback is None else None
-            since.append(await _round(progress, target, own, num_tokens, verified, params))
+            source = propose if fallback is None else None
+            since.append(await _round(progress, target, source, num_tokens, verified, params))
         except BackendUnavailable as unavailable:
             if fallback is not None or not verified.open_ids:
                 raise
@@ -108,16 +108,16 @@ async def _round(
     params: GenerationParams,
 ) -> Round:
     """One round after that of `before`; without `propose`, the target writes one token. Raises: as `rounds`."""
-    clock, proposal = Stopwatch(), NOTHING
+    clock, proposal = Stopwatch(), NO_PROPOSAL
     num_proposed = min(num_tokens, progress.tokens_left - len(before.open_ids) - 1)
     if propose is not None and num_proposed > 0:
         proposal = await propose(progress, before, num_proposed)
-    draft_times = waited("draft_ms", clock.lap_ms(), proposal.duration_ms)
+    draft_times = stage_times("draft_ms", clock.lap_ms(), proposal.duration_ms)
     verified = await _verified(target, progress, before.open_ids, proposal, params)
     return (
         proposal,
         verified,
-        total(draft_times, waited("read_ms", clock.lap_ms(), verified.duration_ms)),
+        sum_times(draft_times, stage_times("read_ms", clock.lap_ms(), verified.duration_ms)),
     )
 
 
@@ -146,7 +146,9 @@ async def _verified(
 ) -> VerifiedTokens:
     """One verification after `open_ids`. Raises: BackendUnavailable, what the target raises, and InternalError when it
     adds nothing or leaves more open than fit the budget, either of which would repeat without an end."""
-    verified = await of_drafted(target.verify_tokens(progress.context, open_ids, proposal, params))
+    verified = await call_verification(
+        target.verify_tokens(progress.context, open_ids, proposal, params)
+    )
     num_closed, num_open = (
         sum(len(segment.token_ids) for segment in verified.segments),
         len(verified.open_ids),
@@ -162,14 +164,14 @@ async def _verified(
 def _record(
     index: int, segment: Segment, since: Sequence[Round], fallback: str | None
 ) -> SegmentRecord:
-    """`since`: the rounds since the segment before; none for a segment that ends in the same round as that."""
+    """Return the record of a segment. `since`: the rounds since the previous segment; none if both end in one round."""
     return SegmentRecord(
         index,
         segment,
         accepted=None,
         num_proposed_tokens=sum(len(proposal.token_ids) for proposal, _, _ in since),
         num_accepted_tokens=sum(verified.num_accepted for _, verified, _ in since),
-        times=total(StageTimes(), *(times for _, _, times in since)),
+        times=sum_times(StageTimes(), *(times for _, _, times in since)),
         fallback=fallback,
         num_cached_tokens=since[0][1].num_cached_tokens if since else None,
     )
@@ -193,9 +195,7 @@ async def _from_draft(
     params = replace(params, sampling=replace(params.sampling, seed=seed))
     if verified.open_piece is not None:
         context, open_ids = Context((*context.pieces, verified.open_piece)), ()
-    proposal = await or_backend_unavailable(
-        "draft", drafter.propose(context, open_ids, params, num_tokens)
-    )
+    proposal = await call_backend("draft", drafter.propose(context, open_ids, params, num_tokens))
     if not proposal.token_ids:
         raise BackendUnavailable("the draft proposed nothing")
     return proposal
@@ -204,7 +204,7 @@ async def _from_draft(
 def strategy(options: Options, max_segments: Literal[0, 1] = 0) -> Strategy:
     num_tokens = NUM_TOKENS.of(options.num_speculative_tokens)
 
-    def of_draft(progress: Progress, backends: Backends) -> AsyncGenerator[Step, None]:
+    def run_rounds(progress: Progress, backends: Backends) -> AsyncGenerator[Step, None]:
         return rounds(
             progress,
             backends.target,
@@ -215,7 +215,7 @@ def strategy(options: Options, max_segments: Literal[0, 1] = 0) -> Strategy:
 
     return Strategy(
         "token-level",
-        of_draft,
+        run_rounds,
         replace(options, num_speculative_tokens=num_tokens),
         is_exact=True,
         needs_one_vocabulary=True,

@@ -41,7 +41,7 @@ class Completion:
     """Its seed is not sent; see `seed`."""
     max_tokens: int
     seed: int | None = None
-    """From 0 to 2**63 - 1, the range of both APIs; None: chosen by the server."""
+    """Seed from 0 to 2**63 - 1, the range of both APIs; None: chosen by the server."""
     stop_at: str | None = None
     """Optional stop sequence: the caller ignores text after it."""
 
@@ -52,7 +52,7 @@ class Delta:
 
     text: str
     end: SegmentEnd | None = None
-    """In the last piece, why the server stopped. BOUNDARY: after `stop_at`, which is part of the text."""
+    """Why the server stopped, in the last piece. BOUNDARY: after `stop_at`, which is part of the text."""
 
 
 class CompletionClient(Protocol):
@@ -85,8 +85,8 @@ the clients' HTTP library depends on their version."""
 
 
 @contextmanager
-def translated(server: Server) -> Iterator[None]:
-    """Translate errors of the client libraries to `SemspecError`. Only operators are told the server's address."""
+def translate_errors(server: Server) -> Iterator[None]:
+    """Translate errors of the client libraries to `SemspecError`. Only `operator_hint` has the server's address."""
     try:
         yield
     except SemspecError:
@@ -94,19 +94,21 @@ def translated(server: Server) -> Iterator[None]:
     except Exception as error:  # each client library has its own error classes
         kind = _kind(error)
         reason = " ".join(str(error).split())[:300] or type(error).__name__
-        message, where = "the server behind this model does not write segments", server.url
+        message, hint = "the server behind this model does not write segments", server.url
         if issubclass(kind, Unavailable | DeadlineExceeded):  # the reason may name the address
-            where = f"{where}: {reason}"
+            hint = f"{hint}: {reason}"
         else:
             message = f"{message}: {reason}"
         raise kind(
-            message, remedy="retry later", operator_hint=f"{where}; {server.remedy}"
+            message, remedy="retry later", operator_hint=f"{hint}; {server.remedy}"
         ) from error
 
 
-async def paced(events: AsyncIterable[T], timeout_s: float) -> AsyncIterator[T]:
-    """`events` with a timeout for each: keep-alive messages of a server would otherwise prevent a timeout. Raises:
-    TimeoutError when an event takes longer than `timeout_s`."""
+async def with_timeouts(events: AsyncIterable[T], timeout_s: float) -> AsyncIterator[T]:
+    """Yield `events` with a timeout for each, because keep-alive messages would prevent the HTTP client's timeout.
+
+    Raises: TimeoutError when an event takes longer than `timeout_s`.
+    """
     iterator = aiter(events)
     while True:
         try:
@@ -126,8 +128,7 @@ def _kind(error: Exception) -> type[SemspecError]:
             return kind
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status is not None:
-        other = Mismatch if status < 500 else Unavailable
-        return {408: DeadlineExceeded, 429: Overloaded, 504: DeadlineExceeded}.get(status, other)
-    return (
-        Unavailable if "APIError" in names else Mismatch
-    )  # an error within a stream, or another API
+        default = Mismatch if status < 500 else Unavailable
+        return {408: DeadlineExceeded, 429: Overloaded, 504: DeadlineExceeded}.get(status, default)
+    # An error within a stream, or an answer of another API.
+    return Unavailable if "APIError" in names else Mismatch

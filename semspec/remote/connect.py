@@ -6,7 +6,7 @@ from semspec.remote.client import CompletionClient, Server
 
 
 def connect(server: Server) -> CompletionClient:
-    """A client of the server. Raises: Mismatch when the package for its API is not installed."""
+    """Return a client of the server. Raises: Mismatch when the package for its API is not installed."""
     if server.api == "tgi":
         from semspec.remote.tgi import TgiClient  # deferred: each API's client is a large package
 

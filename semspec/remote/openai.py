@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator
 
 from openai import AsyncOpenAI, omit
 
-from semspec.remote.client import Completion, Delta, Server, paced, translated
+from semspec.remote.client import Completion, Delta, Server, translate_errors, with_timeouts
 from semspec.types import SegmentEnd
 
 
@@ -21,13 +21,13 @@ class OpenAIClient:
         )
 
     async def served(self) -> list[str]:
-        with translated(self._server):
+        with translate_errors(self._server):
             return [model.id async for model in self._client.models.list()]
 
     async def stream(self, completion: Completion) -> AsyncGenerator[Delta, None]:
         """Does not send `stop_at`: the finish reason "stop" would not distinguish it from end-of-sequence."""
         sampling = completion.sampling
-        with translated(self._server):
+        with translate_errors(self._server):
             stream = await self._client.completions.create(
                 model=str(self._server.model),
                 prompt=completion.prompt,
@@ -39,7 +39,7 @@ class OpenAIClient:
                 extra_body={"top_k": sampling.top_k} if sampling.top_k else None,
             )
             async with stream:
-                async for chunk in paced(stream, self._server.timeout_s):
+                async for chunk in with_timeouts(stream, self._server.timeout_s):
                     for choice in chunk.choices:
                         yield Delta(choice.text or "", _end(choice.finish_reason))
 

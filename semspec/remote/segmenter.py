@@ -44,7 +44,7 @@ class TextSegmenter(Segmenter):
         return max(1, left - len(self._open_tokens()))
 
     def take(self, text: str, end: SegmentEnd | None = None) -> Iterator[Segment]:
-        """The segments that `text` completes. `end`: why the server stopped, with the last piece."""
+        """Yield the segments that `text` completes. `end`: why the server stopped, with the last piece."""
         self.text += text
         self._open += text
         if self._stops and self._stops.ends_in(text):
@@ -66,8 +66,8 @@ class TextSegmenter(Segmenter):
         return self._close_text(self._open, SegmentEnd.LENGTH) if self._is_too_long() else None
 
     def _to_end_of_token(self, complete: str, is_all: bool) -> str | None:
-        """`complete`, how the open text begins, with the white space that its last token has as well: `.\\n\\n` may be
-        one. None if that is not known before more text comes."""
+        """Extend `complete`, a prefix of the open text, by the white space of its last token, such as `.\\n\\n`. Return
+        None if the token may go on in text that has not arrived."""
         rest = self._open[len(complete) :]
         if RULES[self._params.segmentation].ends_inside(complete) or not rest:
             return complete

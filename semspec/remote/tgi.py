@@ -6,7 +6,7 @@ from typing import Any
 from huggingface_hub import AsyncInferenceClient, get_async_session, hf_raise_for_status
 
 from semspec.reasoning import FORMS
-from semspec.remote.client import Completion, Delta, Server, paced, translated
+from semspec.remote.client import Completion, Delta, Server, translate_errors, with_timeouts
 from semspec.types import SamplingParams, SegmentEnd
 
 MARKS = frozenset().union(*(form.marks for form in FORMS))
@@ -31,7 +31,7 @@ class TgiClient:
 
     async def served(self) -> list[str]:
         headers = {name: value for name, value in self._headers.items() if value}
-        with translated(self._server):
+        with translate_errors(self._server):
             async with get_async_session() as http:
                 response = await http.get(
                     f"{self._url}/info", headers=headers, timeout=self._server.timeout_s
@@ -45,7 +45,7 @@ class TgiClient:
         client = AsyncInferenceClient(
             base_url=self._url, headers=self._headers, timeout=self._server.timeout_s
         )
-        with translated(self._server):
+        with translate_errors(self._server):
             async with client:
                 events = await client.text_generation(
                     completion.prompt,
@@ -56,15 +56,14 @@ class TgiClient:
                     stop=[stop] if stop else None,
                     **_sampling_options(completion.sampling),
                 )
-                async for event in paced(events, self._server.timeout_s):
+                async for event in with_timeouts(events, self._server.timeout_s):
                     token = event.token
                     delta = "" if token.special and token.text not in MARKS else token.text
                     end = ENDS[event.details.finish_reason] if event.details else None
                     text += delta
+                    # TGI includes the stop sequence; compatible servers may omit it.
                     if stop and end is SegmentEnd.BOUNDARY and not text.endswith(stop):
-                        delta += (
-                            stop  # TGI includes the stop sequence; compatible servers may omit it
-                        )
+                        delta += stop
                     yield Delta(delta, end)
 
     async def aclose(self) -> None:
@@ -72,7 +71,7 @@ class TgiClient:
 
 
 def _sampling_options(sampling: SamplingParams) -> dict[str, Any]:
-    """Sampling parameters for TGI. Greedy requests omit the filters, because TGI samples if one is present."""
+    """Return sampling parameters for TGI. Greedy requests omit the filters, because TGI samples if one is present."""
     if sampling.temperature == 0:
         return {"do_sample": False}
     options: dict[str, Any] = {"do_sample": True, "temperature": sampling.temperature}

@@ -40,8 +40,8 @@ logger = logging.getLogger(__name__)
 
 
 class RemoteWriter:
-    """Sends `generate` to a completion server. All that is not defined here is a local engine's with the same model,
-    its `steps` too; the server has a timeout of its own.
+    """Sends `generate` to a completion server. A local engine with the same model does everything else; its `steps` do
+    not count the server's work, which has its own timeout.
 
     See `semspec.protocols.Engine`. `generate` raises ContextTooLong, InvalidRequest and what
     `CompletionClient.stream` raises.
@@ -95,10 +95,8 @@ class RemoteWriter:
         stops = stops_after(*prompt_and_output(context), params) if params.stops else None
         segmenter = TextSegmenter(self._tokenizer, self._writer, params, num_tokens, before, stops)
         prompt = self._tokenizer.without_bos(before)
-        for stop_at in (
-            _stop_at(params),
-            None,
-        ):  # repeated if the first stop came before the segment's first word
+        # The second request is for a stop before the segment's first word.
+        for stop_at in (_stop_at(params), None):
             text = prompt + segmenter.text
             completion = Completion(
                 text, params.sampling, segmenter.num_left, _seed(params, text), stop_at
@@ -114,7 +112,7 @@ class RemoteWriter:
             if end is None:
                 break
         raise Unavailable(
-            "the server that writes for this model broke off without an end", remedy="retry"
+            "the server behind this model closed the stream without an end", remedy="retry"
         )
 
     async def info(self) -> ModelInfo:
@@ -136,7 +134,7 @@ def _written_by_server(info: ModelInfo) -> ModelInfo:
 
 
 def _seed(params: GenerationParams, text: str) -> int:
-    """A seed that depends on the request and the length of its text.
+    """Return a seed that depends on the request and the length of its text.
 
     The engine derives each draw from seed and position. A server restarts its random stream with each request, so a
     constant seed would give every segment of a generation the same draws.
@@ -145,7 +143,7 @@ def _seed(params: GenerationParams, text: str) -> int:
 
 
 def _stop_at(params: GenerationParams) -> str | None:
-    """The stop sequence of a request for a single paragraph; other boundaries are found only by segmentation."""
+    """Return the stop sequence of a request for one paragraph; other boundaries are found only by segmentation."""
     is_paragraph = params.max_segments == 1 and params.segmentation is Segmentation.PARAGRAPH
     return "\n\n" if is_paragraph else None
 
@@ -153,31 +151,31 @@ def _stop_at(params: GenerationParams) -> str | None:
 def load_remote_writer(
     settings: ModelSettings, server: Server, writer: Writer, load_model: LoadModel = load_engine
 ) -> Engine:
-    """The engine of `settings`, with `server` generating its segments. Raises: Mismatch when either cannot serve. An
-    unavailable server is an error of later calls, not here."""
+    """Load the engine of `settings`, with `server` generating its segments. Raises: Mismatch when either cannot serve.
+    An unavailable server is an error of later calls."""
     asyncio.run(_check(settings.model, server))
     engine = load_model(settings, writer)
     if server.api == "openai" and engine.tokenizer.mark_ids:
         logger.warning(
-            "reasoning is not told apart if %s leaves out its marks, which are special tokens",
+            "reasoning cannot be separated if %s omits its marks, which are special tokens",
             server.url,
         )
     return RemoteWriter(engine, engine.tokenizer, connect(server), writer)
 
 
 async def _check(model: str, server: Server) -> None:
-    """Compare the model's name, which is all that a server reports of it."""
+    """Compare the model's name, because a server reports nothing else about it."""
     try:
         async with aclosing(connect(server)) as client:
             served = await client.served()
     except (Unavailable, Overloaded, DeadlineExceeded) as error:
-        logger.warning("the model of the server that writes could not be checked: %s", error)
+        logger.warning("could not check the model of the completion server: %s", error)
         return
     if server.api == "openai" and server.model not in served:
         names = ", ".join(served) or "nothing"
         raise Mismatch(f"{server.url} serves {names}, not {server.model}", remedy=server.remedy)
     name = server.model if server.api == "openai" else served[0]
     is_same = name is not None and Path(name).name == Path(model).name
-    doubt = "" if is_same else f", states are those of {model}: it must be the same model"
+    doubt = "" if is_same else f", states are computed by {model}, which must be the same model"
     level = logging.INFO if is_same else logging.WARNING
     logger.log(level, "segments are written by %s at %s%s", name, server.url, doubt)

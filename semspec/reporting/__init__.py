@@ -1,1 +1,1 @@
-"""What training and the benchmarks write: files, progress and reports."""
+"""Output of training and the benchmarks: files, progress and reports."""

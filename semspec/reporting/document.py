@@ -10,7 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from semspec.reporting.files import replacing
-from semspec.reporting.numbers import Measured, measured_decimal, measured_share
+from semspec.reporting.numbers import Measured, decimal, share
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +50,11 @@ def _inline(text: str) -> Markup:
 
 
 def _decimal(found: Mapping[str, float | None] | float | None, num_digits: int = 3) -> str:
-    return measured_decimal(Measured.of(found), num_digits)
+    return decimal(Measured.of(found), num_digits)
 
 
 def _share(found: Mapping[str, float | None] | float | None) -> str:
-    return measured_share(Measured.of(found))
+    return share(Measured.of(found))
 
 
 def _cell(text: str) -> str:

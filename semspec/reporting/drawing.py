@@ -28,7 +28,7 @@ class Panel:
     x_label: str
     y_label: str
     points: Mapping[str, Mapping[str, Any]]
-    """For each name arguments of matplotlib's `errorbar`: `x` and `y`, possibly `xerr` and `yerr`."""
+    """Arguments of matplotlib's `errorbar` by name: `x` and `y`, possibly `xerr` and `yerr`."""
     axes: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of `Axes.set`, such as `xlim`."""
     percent: str = ""

@@ -24,8 +24,8 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary file that replaces `path` when it is complete and synced to disk. Raises: Unavailable when the disk
-    is full; the previous file then remains."""
+    """Yield the path of a temporary file that replaces `path` once it is complete and synced to disk. Raises:
+    Unavailable when the disk is full; the previous file then remains."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with files.replacing(path) as partial:
@@ -56,19 +56,19 @@ def write_json(path: Path, value: object) -> None:
 
 
 def read_json(path: Path, remedy: str = "") -> Any:
-    """The object in a JSON file. Raises: Mismatch, with `remedy` (deleting it), when it holds none."""
+    """Read the object in a JSON file. Raises: Mismatch, with `remedy` (by default to delete it), when there is none."""
     try:
         value = files.read_json(path)
         if isinstance(value, dict):
             return value
-        reason = "no JSON object"
+        reason = "not a JSON object"
     except (OSError, ValueError) as error:
         reason = str(error)
     raise Mismatch(f"{path} is damaged: {reason}", remedy=remedy or AGAIN.format(path))
 
 
 def json_lines(path: Path) -> Iterator[tuple[str, Row]]:
-    """`path:line` and the object of each line that is not blank. Raises: InvalidRequest."""
+    """Yield `path:line` and the object of each line that is not blank. Raises: InvalidRequest."""
     try:
         with path.open(encoding="utf-8") as file:
             for number, line in enumerate(file, 1):
@@ -96,8 +96,21 @@ def json_lines(path: Path) -> Iterator[tuple[str, Row]]:
         ) from error
 
 
+def complete_lines(path: Path) -> Iterator[bytes]:
+    """Yield the lines of a file that is appended to; then cut off a last line that was not written to its end."""
+    num_bytes = 0
+    with path.open("rb") as file:
+        for line in file:
+            if not line.endswith(b"\n"):
+                break
+            num_bytes += len(line)
+            yield line
+    if num_bytes < path.stat().st_size:
+        os.truncate(path, num_bytes)
+
+
 def plain(value: Any, num_digits: int | None = None) -> Any:
-    """`value` as plain JSON types, optionally rounded; null for a number that could not be computed."""
+    """Convert `value` to plain JSON types, optionally rounded; null for a number that could not be computed."""
     if isinstance(value, float):
         return (
             None
@@ -111,12 +124,12 @@ def plain(value: Any, num_digits: int | None = None) -> Any:
     return [plain(item, num_digits) for item in value] if isinstance(value, list | tuple) else value
 
 
-def flat(value: Any, separator: str, name: str = "") -> dict[str, Any]:
-    """Flatten nested mappings; names are joined by `separator`."""
+def flat(value: Any, name: str = "") -> dict[str, Any]:
+    """Flatten nested mappings; names are joined by dots."""
     if not isinstance(value, Mapping):
         return {name: value}
     return {
         key: leaf
-        for inner, own in value.items()
-        for key, leaf in flat(own, separator, f"{name}{separator if name else ''}{inner}").items()
+        for inner, item in value.items()
+        for key, leaf in flat(item, f"{name}.{inner}" if name else inner).items()
     }

@@ -17,28 +17,22 @@ class Measured:
 
     @classmethod
     def of(cls, found: Mapping[str, float | None] | float | None) -> "Measured":
-        """Return a number of a report's JSON, where null stands for nan."""
+        """Read a number of a report's JSON, where null stands for nan."""
         if isinstance(found, Mapping):
             error = found["standard_error"] if "standard_error" in found else found["error"]
             return cls(cls.of(found["value"]).value, nan if error is None else error)
         return cls(nan if found is None else found)
 
 
-def share(value: float) -> str:
-    return UNKNOWN if isnan(value) else f"{value:z.1%}"
+def share(number: Measured | float) -> str:
+    return _formatted(number, ".1%")
 
 
-def decimal(value: float | None, num_digits: int = 3) -> str:
-    if value is None:
-        return NONE
-    return UNKNOWN if isnan(value) else f"{value:z.{num_digits}f}"
+def decimal(number: Measured | float | None, num_digits: int = 3) -> str:
+    return NONE if number is None else _formatted(number, f".{num_digits}f")
 
 
-def measured_share(measured: Measured) -> str:
-    return share(measured.value) + ("" if isnan(measured.error) else f" ± {measured.error:.1%}")
-
-
-def measured_decimal(measured: Measured, num_digits: int = 3) -> str:
-    return decimal(measured.value, num_digits) + (
-        "" if isnan(measured.error) else f" ± {measured.error:.{num_digits}f}"
-    )
+def _formatted(number: Measured | float, form: str) -> str:
+    measured = number if isinstance(number, Measured) else Measured(number)
+    value = UNKNOWN if isnan(measured.value) else f"{measured.value:z{form}}"
+    return value if isnan(measured.error) else f"{value} ± {measured.error:{form}}"

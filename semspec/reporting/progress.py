@@ -26,12 +26,12 @@ class Reporter:
     """Reports progress on stderr."""
 
     def __init__(self, quiet: bool = False, is_passing: bool = False) -> None:
-        """`is_passing`: nothing of a bar stays once it is full."""
+        """With `is_passing`, bars disappear when they are full."""
         self._console = Console(file=sys.stderr, highlight=False, quiet=quiet, soft_wrap=True)
         self._is_passing = is_passing
 
     def passing(self) -> "Reporter":
-        """One whose bars leave nothing."""
+        """Return a reporter whose bars disappear when they are full."""
         return Reporter(self._console.quiet, is_passing=True)
 
     def say(self, text: str) -> None:
@@ -39,15 +39,15 @@ class Reporter:
 
     @contextmanager
     def busy(self, title: str) -> Iterator[None]:
-        """Say that work begins which has no bar, and every `LOG_EVERY_S` that it still goes on."""
+        """Report the start of work without a bar, and every `LOG_EVERY_S` that it is still running."""
         self.say(title)
         with self._signs_of_life(lambda: f"still {title}"):
             yield
 
     @contextmanager
     def _signs_of_life(self, text: Callable[[], str]) -> Iterator[Callable[[], None]]:
-        """Say `text()` with the time it took so far whenever nothing was said for `LOG_EVERY_S`; yields what tells
-        that something was said."""
+        """Report `text()` with the elapsed time whenever nothing was reported for `LOG_EVERY_S`. Yield a function that
+        notes a report from elsewhere."""
         begin = said_at = time.monotonic()
         is_over = threading.Event()
 
@@ -87,7 +87,7 @@ class Reporter:
         )
         number = progress.add_task(title, total=total, completed=done, rate="")
         [task] = progress.tasks
-        is_log = not self._console.is_terminal  # a terminal shows the time go on
+        is_log = not self._console.is_terminal  # a terminal shows the elapsed time
 
         def text() -> str:
             return f"{title}: {task.completed:.0f}/{total} {unit}"
@@ -116,11 +116,11 @@ class Reporter:
 
 
 def _nothing() -> None:
-    """Take the place of noting that something was said."""
+    """Do nothing, where no reports need to be noted."""
 
 
 def timed(work: Callable[[], T]) -> tuple[T, float]:
-    """The result of `work`, and how many seconds it took, on a GPU too."""
+    """Return the result of `work` and the seconds it took, including work on a GPU."""
     start = time.perf_counter()
     result = work()
     if torch.cuda.is_available():
@@ -129,7 +129,7 @@ def timed(work: Callable[[], T]) -> tuple[T, float]:
 
 
 def duration(seconds: float) -> str:
-    """`3 h 20 min`, `12 min`, `45 s`."""
+    """Format a duration as `3 h 20 min`, `12 min` or `45 s`."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)

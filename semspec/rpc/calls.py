@@ -1,6 +1,5 @@
-"""What all calls share: bearer token, request id and trace context in the metadata, a span on client and server; and
-the methods of a service: it admits callers, ends its streams to drain, and maps errors to gRPC statuses; clients map
-these back."""
+"""Calls on both sides: bearer token, request id and trace context in the metadata, spans, and the mapping of errors to
+gRPC statuses and back. `Methods` handles the calls of a service: it admits callers and drains streams."""
 
 import asyncio
 import hmac
@@ -52,7 +51,7 @@ Behaviour = Callable[[Any], Awaitable[Any] | AsyncGenerator[Any, None]]
 
 
 class ConnectionLost(Unavailable):
-    """A call ended without a word of the service."""
+    """A call ended without an answer of the service."""
 
 
 logger = logging.getLogger(__name__)
@@ -60,12 +59,12 @@ _propagator = TraceContextTextMapPropagator()
 
 
 def path_of(method: MethodDescriptor) -> str:
-    """The path of a method in gRPC."""
+    """Return the path of a method in gRPC."""
     return f"/{method.containing_service.full_name}/{method.name}"
 
 
 def call_metadata(opened: Span) -> dict[str, str]:
-    """The metadata of a call: the trace context of its span, and the request id if set and valid in gRPC metadata."""
+    """Return a call's metadata: the trace context of its span, and the request id if it is valid in gRPC metadata."""
     carrier: dict[str, str] = {}
     if opened.get_span_context().is_valid:  # else there is no trace
         _propagator.inject(carrier, set_span_in_context(opened))
@@ -76,7 +75,7 @@ def call_metadata(opened: Span) -> dict[str, str]:
 
 
 def client_span(path: str, request: object) -> AbstractContextManager[Span]:
-    """A client span for a call of the method at `path`; handshakes have none."""
+    """Open a client span for a call of the method at `path`; handshakes have none."""
     return _rpc_span(path, SpanKind.CLIENT, request)
 
 
@@ -104,7 +103,7 @@ def _rpc_span(
 
 
 def _sizes(request: object) -> Attributes:
-    """Span attributes: the number of segments and tokens of a request, if it has such fields."""
+    """Return span attributes: the number of segments and tokens of a request, if it has such fields."""
     segments = getattr(request, "segments", None) or getattr(request, "scores", None)
     proposal = getattr(request, "proposal", None)
     return {
@@ -118,12 +117,12 @@ def _sizes(request: object) -> Attributes:
 class Methods:
     """The methods of a service as handlers of gRPC.
 
-    A behaviour takes a request and returns its response, or generates its responses. What it raises is the status of
-    the call: `SemspecError` by `errors.TABLE`, any other INTERNAL and logged. A cancelled call closes the generator.
+    A behaviour takes a request and returns its response, or generates its responses. Its error sets the status of the
+    call: a `SemspecError` by `errors.TABLE`, any other is INTERNAL and logged. A cancelled call closes the generator.
     """
 
     def __init__(self, token: str | None) -> None:
-        """`token`: callers without this bearer token, compared in constant time, are refused."""
+        """Refuse callers without the bearer `token`, which is compared in constant time; None admits all."""
         self._expected = f"Bearer {token}".encode() if token else None
         self._waiting: set[asyncio.Timeout] = set()
         self._drains = False
@@ -131,7 +130,7 @@ class Methods:
     def handler(
         self, method: MethodDescriptor, behaviour: Behaviour
     ) -> "grpc.RpcMethodHandler[Any, Any]":
-        """The handler of a method: of one call, or of a stream of calls one after another."""
+        """Return the handler of a method, for one call or for a stream of calls one after another."""
         path = path_of(method)
         decode = decoding(GetMessageClass(method.input_type).FromString)
 
@@ -159,23 +158,23 @@ class Methods:
         return grpc.unary_unary_rpc_method_handler(one_call, decode, encode)
 
     def drain(self) -> None:
-        """End the streams that have no call now, and the others after theirs."""
+        """End each stream when its current call has ended; idle streams end now."""
         self._drains = True
         for waiting in self._waiting:
             waiting.reschedule(0)
 
     def _admitted(self, context: Context) -> Mapping[str, str]:
-        """The metadata of a call; for a repeated key, the first value. Raises: Unauthenticated."""
+        """Return the metadata of a call; for a repeated key, the first value. Raises: Unauthenticated."""
         metadata = {
             key: str(value) for key, value in reversed(tuple(context.invocation_metadata() or ()))
         }
-        given = metadata.get(AUTHORIZATION, "").encode()
-        if self._expected and not hmac.compare_digest(given, self._expected):
+        authorization = metadata.get(AUTHORIZATION, "").encode()
+        if self._expected and not hmac.compare_digest(authorization, self._expected):
             raise Unauthenticated("the bearer token is missing or wrong")
         return metadata
 
     async def _next(self, context: Context) -> Any:
-        """The next request of a stream; None when the caller or `drain` ended it. Raises: InvalidRequest."""
+        """Read the next request of a stream; None when the caller or `drain` ended it. Raises: InvalidRequest."""
         try:
             async with asyncio.timeout(0 if self._drains else None) as waiting:
                 self._waiting.add(waiting)
@@ -193,22 +192,22 @@ encode = methodcaller("SerializeToString")
 
 
 def decoding(decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    """A deserializer that returns an error instead of raising it, to be raised by `received`. gRPC itself logs a
-    traceback for bytes that are no message, and has a client continue with None."""
+    """Return a deserializer that returns its error, for `received` to raise. gRPC itself logs a traceback for invalid
+    bytes, and a client continues with None."""
 
     def decoded(data: bytes) -> Any:
         try:
             return decode(data)
         except Exception as error:
             return InvalidRequest(
-                f"the bytes are no message of this method: {' '.join(str(error).split())}"
+                f"the bytes are not a message of this method: {' '.join(str(error).split())}"
             )
 
     return decoded
 
 
 def received(message: R) -> R:
-    """The message. Raises: InvalidRequest when its bytes are none of the method."""
+    """Return the message. Raises: InvalidRequest when its bytes were invalid."""
     if isinstance(message, InvalidRequest):
         raise message
     return message
@@ -217,7 +216,7 @@ def received(message: R) -> R:
 def _serving(
     path: str, request: object, metadata: Mapping[str, str]
 ) -> AbstractContextManager[Span]:
-    """Sets the request id, and opens a span below the caller's."""
+    """Set the request id, and open a span below the caller's."""
     request_id.set(metadata.get(REQUEST_ID, "")[:MAX_REQUEST_ID_LENGTH])
     return _rpc_span(path, SpanKind.SERVER, request, _propagator.extract(metadata))
 
@@ -272,17 +271,14 @@ def rpc_errors() -> Iterator[None]:
 
 
 def from_rpc_error(error: aio.AioRpcError) -> SemspecError:
-    """The error a service raised, or the equivalent of a transport failure."""
+    """Return the error a service raised, or the equivalent of a transport failure."""
     details, trailer = error.details() or error.code().name, error.trailing_metadata() or ()
-    if (
-        details == "Internal error from Core"
-    ):  # of gRPC: a message to a stream that the service has just ended
+    # gRPC's own text, for a message to a stream that the service has just ended
+    if details == "Internal error from Core":
         return ConnectionLost("the service ended the stream")
     if error.code() is grpc.StatusCode.CANCELLED:
         return ConnectionLost(f"the service ended the call: {details}")
-    if (
-        error.code() is grpc.StatusCode.UNAUTHENTICATED
-    ):  # the operator's mistake, not the end user's
+    if error.code() is grpc.StatusCode.UNAUTHENTICATED:  # the operator's mistake, not the user's
         return Unavailable(f"the service refuses this caller: {details}")
     if error.code() is grpc.StatusCode.UNIMPLEMENTED:
         return Mismatch(
@@ -293,10 +289,7 @@ def from_rpc_error(error: aio.AioRpcError) -> SemspecError:
         logger.debug("a connection failed: %s", details)
         return ConnectionLost("the connection failed")
     parameter = parameters[0] or None if parameters else None
-    if error.code() in (
-        grpc.StatusCode.NOT_FOUND,
-        grpc.StatusCode.ABORTED,
-    ):  # no service answers so to the end
+    if error.code() in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.ABORTED):
         return InternalError(
             f"{error.code().name} is not a status of the gRPC contract: {details}", parameter
         )

@@ -15,8 +15,9 @@ from semspec.errors import InternalError, SemspecError
 from semspec.rpc.codec.messages import encode_request, message_of, read, read_each, reader
 from semspec.rpc.codec.values import UNKNOWN_CLUSTER, check_length, invalid
 from semspec.rpc.connection import DEFAULT_OPTIONS, ClientOptions
-from semspec.rpc.pool import Lookup, Pool, look_up
+from semspec.rpc.pool import Pool
 from semspec.rpc.replica import DRAFTS, TARGETS, VERIFIERS, Replica, ServiceSpec, identity
+from semspec.rpc.resolver import Lookup, look_up
 from semspec.types import (
     Context,
     GeneratedSegment,
@@ -64,7 +65,7 @@ class RemoteBackend:
     ) -> T:
         session = "" if context is None else request.session
         return await self.pool.call(
-            lambda one: one.call(name, request, read, context), session, self._model
+            lambda connection: connection.call(name, request, read, context), session, self._model
         )
 
 
@@ -72,14 +73,15 @@ class RemoteModel(RemoteBackend):
     """The calls that draft and target share; see `Model`."""
 
     def of(self, info: ModelInfo) -> Self:
-        """A view of the same replicas whose calls use only those that serve this model."""
+        """Return a view of the replicas whose calls use only those that serve this model."""
         view = copy(self)
         view._model = identity(info)
         return view
 
     async def info(self) -> ModelInfo:
+        request = types_pb2.ModelInfoRequest()
         return await self.pool.call(
-            lambda one: one.call("Info", types_pb2.ModelInfoRequest(), reader(ModelInfo))
+            lambda connection: connection.call("Info", request, reader(ModelInfo))
         )
 
     async def encode(self, prompt: Prompt) -> Piece:
@@ -94,9 +96,9 @@ class RemoteModel(RemoteBackend):
         when no segment arrives within `ClientOptions.timeout_s`.
         """
         async with aclosing(self._written(context, params, streams_text=False)) as written:
-            async for one in written:
-                if isinstance(one, GeneratedSegment):
-                    yield one
+            async for item in written:
+                if isinstance(item, GeneratedSegment):
+                    yield item
 
     def stream(
         self, context: Context, params: GenerationParams
@@ -139,7 +141,7 @@ class RemoteModel(RemoteBackend):
     def _note(self, digest: str, states: States | None) -> None:
         """Count states on which a replica was to apply the projection `digest`, and did not."""
         if digest and states is not None and not states.projection:
-            self.pool.num_whole_states += 1
+            self.pool.num_unprojected_states += 1
 
 
 class RemoteDrafter(RemoteModel):
@@ -229,7 +231,9 @@ class RemoteVerifier(RemoteBackend):
     async def cluster(self, group: Alternatives, ends: Sequence[SegmentEnd]) -> list[int | None]:
         def clusters_in(response: verifier_pb2.ClusterResponse) -> list[int | None]:
             check_length(response.clusters, "clusters", len(ends), "segments")
-            return [None if one == UNKNOWN_CLUSTER else one for one in response.clusters]
+            return [
+                None if cluster == UNKNOWN_CLUSTER else cluster for cluster in response.clusters
+            ]
 
         return await self._call(
             "Cluster", message_of(verifier_pb2.ClusterRequest, group, ends=ends), clusters_in
@@ -237,12 +241,12 @@ class RemoteVerifier(RemoteBackend):
 
 
 def _without_stop(segment: Segment) -> Segment:
-    """Return the segment as services of every version read it: where a stop ends it does not matter to a reader."""
+    """Return the segment as services of every version read it; they need not know that a stop sequence ended it."""
     return replace(segment, end=SegmentEnd.LENGTH) if segment.end is SegmentEnd.STOP else segment
 
 
 def _generated(response: types_pb2.GenerateResponse) -> GeneratedSegment | OpenText | None:
-    """None: the call has ended."""
+    """Read a response; None: the call has ended."""
     if response.HasField("open_text"):
         return read(OpenText, response.open_text, "open_text")
     return (
@@ -260,8 +264,8 @@ def _prompt(response: types_pb2.EncodeResponse) -> Piece:
 
 
 def _check_size(params: GenerationParams, written: Sequence[GeneratedSegment]) -> None:
-    """Raises: InternalError when that is more than a replica was asked for."""
-    num_tokens = sum(len(one.segment.token_ids) for one in written)
+    """Check the size of an answer. Raises: InternalError when it is more than the replica was asked for."""
+    num_tokens = sum(len(generated.segment.token_ids) for generated in written)
     if 0 < params.max_segments < len(written):
         raise InternalError(
             f"malformed answer: {len(written)} segments, {params.max_segments} were asked for"
@@ -273,7 +277,7 @@ def _check_size(params: GenerationParams, written: Sequence[GeneratedSegment]) -
 
 
 def _rest(params: GenerationParams, kept: Sequence[Segment]) -> GenerationParams | None:
-    """Parameters for the rest of a call after the segments `kept`; None when it is complete."""
+    """Return the parameters for the rest of a call after the segments `kept`; None when it is complete."""
     if not kept:
         return params
     num_tokens = sum(len(segment.token_ids) for segment in kept)

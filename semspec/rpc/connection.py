@@ -66,7 +66,7 @@ DEFAULT_OPTIONS = ClientOptions()
 
 
 def open_channel(address: str, options: ClientOptions) -> aio.Channel:
-    """A channel to `address`. It connects at the first call."""
+    """Return a channel to `address`. It connects at the first call."""
     if options.certificates is None:
         return aio.insecure_channel(address, _channel_options())
     override = (
@@ -81,10 +81,7 @@ def _channel_options() -> Sequence[tuple[str, int | str]]:
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         ("grpc.initial_reconnect_backoff_ms", 100),
-        (
-            "grpc.max_reconnect_backoff_ms",
-            2_000,
-        ),  # reconnects to a restarted service within seconds
+        ("grpc.max_reconnect_backoff_ms", 2_000),  # a restarted service is back within seconds
         ("grpc.keepalive_time_ms", 20_000),
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.keepalive_permit_without_calls", 1),
@@ -114,7 +111,7 @@ class _Stream:
             await self._call.write(request)
 
     async def receive(self, timeout_s: float) -> Any:
-        """The next response of the call. Raises: DeadlineExceeded when none comes within `timeout_s`."""
+        """Read the next response of the call. Raises: DeadlineExceeded when none comes within `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
                 with rpc_errors():
@@ -165,8 +162,8 @@ class _Method:
 class Connection:
     """The calls to one replica, each by the name of its method.
 
-    Those about a context carry what the service does not remember of it. What a response holds is read here, so that
-    one that makes no sense is an error of the call.
+    Calls about a context carry the pieces that the service does not remember. Responses are parsed here, so that a
+    malformed one is an error of the call.
     """
 
     def __init__(self, address: str, options: ClientOptions, service: ServiceDescriptor) -> None:
@@ -174,7 +171,8 @@ class Connection:
         self._authorization = ((AUTHORIZATION, f"Bearer {options.token}"),) if options.token else ()
         self._channel = open_channel(address, options)
         self._methods = {
-            one.name: _Method(self._channel, one) for one in (*service.methods, *_HEALTH.methods)
+            method.name: _Method(self._channel, method)
+            for method in (*service.methods, *_HEALTH.methods)
         }
         self._contexts = LastContexts()
 
@@ -194,7 +192,7 @@ class Connection:
     async def call(
         self, name: str, request: Any, read: Callable[[Any], T], context: Context | None = None
     ) -> T:
-        """What `read` makes of the response. `context`: see `stream`."""
+        """Make a call and return its response as parsed by `read`. `context`: see `stream`."""
         method = self._methods[name]
         if method.is_stream:
             [response] = [response async for response in self.stream(name, request, read, context)]
@@ -210,10 +208,12 @@ class Connection:
     async def stream(
         self, name: str, request: Any, read: Callable[[Any], T], context: Context | None = None
     ) -> AsyncGenerator[T, None]:
-        """What `read` makes of each response. `context`: sent with the request, without what the service remembers of
-        it; or all of it, if the service asks for that. Raises: DeadlineExceeded after `timeout_s` without a response.
+        """Make a call and yield its responses as parsed by `read`.
+
+        `context` is sent without the pieces that the service remembers, or whole if the service asks for it. Raises:
+        DeadlineExceeded after `timeout_s` without a response.
         """
-        for may_want_whole in self._put(context, request):
+        for may_need_whole in self._put(context, request):
             is_first = True
             try:
                 async with aclosing(self._responses(self._methods[name], request)) as responses:
@@ -226,11 +226,11 @@ class Connection:
                         yield item
                 return
             except SemspecError as error:
-                if not (may_want_whole and is_first and _wants_whole(error)):
+                if not (may_need_whole and is_first and _needs_whole_context(error)):
                     raise
 
     def _put(self, context: Context | None, request: Any) -> Iterator[bool]:
-        """Put into the request what the service does not remember of the context; then, if that is not all, all."""
+        """Fill in the part of the context that the service does not remember, then, if that is not all, the whole."""
         before = b""
         if context is not None:
             rest, before = self._contexts.rest(request.session, context)
@@ -256,7 +256,7 @@ class Connection:
                 method.keep(stream) if has_ended else stream.cancel()
 
     async def _begin(self, method: _Method, request: Any) -> tuple[_Stream, Any]:
-        """A stream with a call, and the call's first response. A stream that was kept may have lost its service."""
+        """Begin a call; return its stream and first response. An idle stream may have lost its service."""
         for stream, is_last in method.streams(self._authorization):
             try:
                 await stream.send(request)
@@ -268,8 +268,8 @@ class Connection:
         raise AssertionError("the last stream returns or raises")
 
 
-def _wants_whole(error: SemspecError) -> bool:
-    """Whether the service does not remember the beginning of a context."""
+def _needs_whole_context(error: SemspecError) -> bool:
+    """Return whether the service does not remember the beginning of a context."""
     return isinstance(error, InternalError) and error.parameter == TAIL
 
 

@@ -1,4 +1,4 @@
-"""What both ends of a connection remember of a session, so that a call carries only what is new in its context.
+"""Contexts that both ends of a connection remember, so that a call carries only the new pieces of its context.
 
 The caller names the pieces that it has sent before by a digest; a service that does not have them any more asks for the
 whole context. So every call can still be answered by any replica, and what is computed does not change.
@@ -17,7 +17,7 @@ from semspec.rpc.codec.values import check_filled, invalid, put_piece
 from semspec.types import Context, Piece, Segment
 
 MAX_BYTES = 64 * 2**20
-"""Of all remembered contexts of a service or of a caller's connection: 1.5 million tokens."""
+"""Limit of all contexts that a service or a caller's connection remembers: 1.5 million tokens."""
 TAIL = "tail"
 """The parameter of the refusal of a context that is not remembered."""
 
@@ -30,10 +30,10 @@ class _Chain:
     digests: tuple[bytes, ...] = ()
     """`digests[i]` is that of `pieces[: i + 1]`."""
     sizes: tuple[int, ...] = ()
-    """Bytes of memory, about, likewise."""
+    """Approximate bytes of memory of `pieces[: i + 1]`."""
 
     def of(self, pieces: tuple[Piece, ...]) -> "_Chain":
-        """The chain of `pieces`, of which only those that are not in this one are digested."""
+        """Return the chain of `pieces`; only pieces that are not in this one are digested."""
         num_common = _num_common(self.pieces, pieces)
         digests, sizes = list(self.digests[:num_common]), list(self.sizes[:num_common])
         digest, size = (digests[-1], sizes[-1]) if num_common else (b"", 0)
@@ -69,7 +69,7 @@ class LastContexts:
             self._num_bytes -= _size(*self._chains.popitem(last=False))
 
     def rest(self, session: str, context: Context) -> tuple[Context, bytes]:
-        """What a caller has to send: the pieces that are new, and the digest of those before them; b"" if all are."""
+        """Return the new pieces, which a caller has to send, and the digest of the others; b"" if all are new."""
         chain = self._chains.get(session, _Chain())
         num_common = _num_common(chain.pieces, context.pieces)
         if num_common == 0:
@@ -77,7 +77,7 @@ class LastContexts:
         return Context(context.pieces[num_common:]), chain.digests[num_common - 1]
 
     def whole(self, session: str, before: bytes, pieces: Iterable[Piece]) -> Context:
-        """The context of a call that a service received. Raises: NotFound when what comes before is not remembered."""
+        """Return the context of a received call. Raises: NotFound when its beginning is not remembered."""
         chain = self._chains.get(session, _Chain())
         if before not in chain.digests:
             raise NotFound("the service does not remember this context: send it whole", TAIL)
@@ -85,8 +85,10 @@ class LastContexts:
 
 
 def put_context(message: Any, context: Context, before: bytes = b"") -> Any:
-    """The request with this context: its pieces after `before`, which the service keeps, if it is given. Raises:
-    InvalidRequest for a value that protobuf cannot encode."""
+    """Fill in the request's context; with `before`, as the tail after a beginning that the service remembers.
+
+    Raises: InvalidRequest for a value that protobuf cannot encode.
+    """
     message.ClearField("context")
     message.ClearField("tail")
     pieces = message.context
@@ -99,13 +101,13 @@ def put_context(message: Any, context: Context, before: bytes = b"") -> Any:
 
 
 def read_context(message: Any, kept: LastContexts) -> Context:
-    """The whole context of a request; contains at least the prompt. It is noted in `kept`.
+    """Return the whole context of a request, at least the prompt, and note it in `kept`.
 
     Raises: NotFound when the message has only the tail of a context that is not in `kept`.
     """
     if message.HasField("tail"):
         if message.context:
-            raise invalid("context", "must be empty beside a tail")
+            raise invalid("context", "must be empty next to a tail")
         pieces = read_each(Piece, message.tail.pieces, "tail.pieces")
         context = kept.whole(message.session, message.tail.before, pieces)
     else:
@@ -115,17 +117,17 @@ def read_context(message: Any, kept: LastContexts) -> Context:
     return context
 
 
-def _num_common(some: Sequence[Piece], others: Sequence[Piece]) -> int:
-    """Length of the common beginning."""
-    if some == others[: len(some)]:  # mostly, and fast: the pieces are the same objects
-        return len(some)
+def _num_common(pieces: Sequence[Piece], others: Sequence[Piece]) -> int:
+    """Return the length of the common prefix."""
+    if pieces == others[: len(pieces)]:  # mostly, and fast: the pieces are the same objects
+        return len(pieces)
     return next(
         (
             index
-            for index, (one, other) in enumerate(zip(some, others, strict=False))
-            if one != other
+            for index, (left, right) in enumerate(zip(pieces, others, strict=False))
+            if left != right
         ),
-        min(len(some), len(others)),
+        min(len(pieces), len(others)),
     )
 
 

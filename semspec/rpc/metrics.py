@@ -1,4 +1,4 @@
-"""The metrics of a service's process, on a port of their own: its backend's, Python's, and vLLM's where that runs."""
+"""The metrics of a service's process, on a separate port: its backend's, Python's, and vLLM's if it runs."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from semspec.background import keep_thread_running
-from semspec.certificates import renewing_context
+from semspec.certificates import reloading_context
 from semspec.errors import Unavailable
 from semspec.observability import STEP_SECONDS, Durations, Metric
 from semspec.settings import ServiceSettings
@@ -43,7 +43,7 @@ class MetricsServer(ThreadingTCPServer, Collector):
     def __init__(self, settings: ServiceSettings, port: int) -> None:
         """Raises: Unavailable when the port cannot be bound."""
         self.address_family = AF_INET6 if ":" in settings.host else AF_INET
-        self.of_backend: Callable[[], Iterable[Metric]] = tuple
+        self.backend_metrics: Callable[[], Iterable[Metric]] = tuple
         """Set once there is a backend."""
         self._connected_at: dict[Any, float] = {}
         """Clients by their sockets, the oldest first."""
@@ -55,7 +55,7 @@ class MetricsServer(ThreadingTCPServer, Collector):
                 remedy="choose another port",
             ) from error
         if settings.tls_certificate and settings.tls_key:
-            context = renewing_context(settings.tls_certificate, settings.tls_key)
+            context = reloading_context(settings.tls_certificate, settings.tls_key)
             self.socket = context.wrap_socket(
                 self.socket, server_side=True, do_handshake_on_connect=False
             )
@@ -82,7 +82,7 @@ class MetricsServer(ThreadingTCPServer, Collector):
         super().shutdown_request(request)
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]:
-        for name, meaning, value in self.of_backend():
+        for name, meaning, value in self.backend_metrics():
             if isinstance(value, Durations):
                 buckets = list(zip(BOUNDS, accumulate(value.counts), strict=True))
                 yield HistogramMetricFamily(name, meaning, buckets, value.total_s)

@@ -2,41 +2,30 @@
 
 import asyncio
 import logging
-import socket
 from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
-from ipaddress import ip_address
+from dataclasses import replace
 from operator import attrgetter
 from typing import TypeVar
 
 from semspec.background import keep_running
-from semspec.errors import InvalidRequest, SemspecError, Unavailable
+from semspec.errors import SemspecError, Unavailable
 from semspec.rpc.connection import ClientOptions, Connection
-from semspec.rpc.replica import Health, Replica, ServiceSpec, best
+from semspec.rpc.replica import Health, Replica, ServiceSpec
+from semspec.rpc.resolver import Lookup, Resolver, look_up
+from semspec.rpc.selection import best
 
 R = TypeVar("R")
 
-Lookup = Callable[[str, int], Awaitable[Sequence[str]]]
-"""(host, port) -> its IP addresses. Raises: OSError when there are none."""
-
-LOOKUP_TIMEOUT_S = 5.0
-MAX_PORT = 65535
 
 _log = logging.getLogger(__name__)
-
-
-async def look_up(host: str, port: int) -> Sequence[str]:
-    """Resolve a host with the system's resolver."""
-    infos = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(address[0]) for *_, address in infos))
 
 
 class Pool:
     """Sends each call to the best replica. Construct within the running loop, close with `aclose`.
 
     All calls go to replicas of one model: the first model served, until no replica serves it.
-    Raises: InvalidRequest when `addresses` is no address list.
+    Raises: InvalidRequest when `addresses` is not an address list.
     """
 
     def __init__(
@@ -47,8 +36,8 @@ class Pool:
         self._members: dict[str, Replica] = {}
         self._leaving: dict[str, Replica] = {}
         """Replicas removed from the address list; closed when their calls have ended."""
-        self.num_whole_states = 0
-        """Segments whose states came whole, since the replica did not hold the projection; clients count them."""
+        self.num_unprojected_states = 0
+        """Segments whose states were not projected because the replica lacks the projection; clients count them."""
         self._model: object = None
         self._mismatched: set[str] = set()
         self._is_resolved = asyncio.Event()
@@ -77,7 +66,7 @@ class Pool:
     async def call(
         self, work: Callable[[Connection], Awaitable[R]], session: str = "", model: object = None
     ) -> R:
-        """The result of `work` from the best replica; on errors in `ELSEWHERE`, tries each other replica once.
+        """Return the result of `work` from the best replica; on `RETRIABLE_ERRORS`, try each other replica once.
 
         `model`: use only replicas that serve it. Raises: what `work` raises; the last error if all replicas failed.
         """
@@ -102,9 +91,8 @@ class Pool:
                 for replica in self._members.values()
                 if replica.needs_check and replica not in tried
             ]
-            await asyncio.gather(
-                *(replica.check() for replica in unknown)
-            )  # it may be serving by now
+            # One may be serving by now.
+            await asyncio.gather(*(replica.check() for replica in unknown))
             candidates = self._candidates(tried, model)
         if candidates:
             return best(candidates, session)
@@ -137,7 +125,7 @@ class Pool:
         ]
 
     def _usable(self) -> list[Replica]:
-        """Members that serve the model or were not checked yet. Changes the model when no member serves it."""
+        """Return the members that serve the model or were not checked yet. Changes the model when none serves it."""
         replicas = list(self._members.values())
         known = [replica for replica in replicas if replica.model is not None]
         if known and self._model not in {replica.model for replica in known}:
@@ -175,91 +163,8 @@ class Pool:
         mismatched = self._members.keys() - {replica.address for replica in self._usable()}
         for address in mismatched - self._mismatched:
             _log.warning(
-                "%s at %s serves another model than the others; not used",
+                "%s at %s serves a different model from the other replicas; it is not used",
                 self._spec.service,
                 address,
             )
         self._mismatched = mismatched
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """One entry of an address list."""
-
-    text: str
-    host: str = ""
-    """Host name to resolve; empty if the text is an IP address or a Unix socket."""
-    port: int = 0
-
-
-def parse_endpoints(addresses: str) -> tuple[Endpoint, ...]:
-    """The entries of `host:port[,host:port...]`. Raises: InvalidRequest for one that is not that, or `unix:PATH`."""
-    return tuple(_parse_endpoint(entry.strip()) for entry in addresses.split(","))
-
-
-class Resolver:
-    """Resolves an address list to replicas and keeps the last result."""
-
-    def __init__(self, addresses: str, lookup: Lookup = look_up) -> None:
-        self._lookup = lookup
-        self._replicas: dict[Endpoint, Mapping[str, str]] = {
-            endpoint: {endpoint.text: ""} for endpoint in parse_endpoints(addresses)
-        }
-
-    async def resolve(self) -> Mapping[str, str]:
-        """Address of each replica -> host name on its certificate; empty if the address contains that name.
-
-        A name that cannot be resolved keeps its last result; before the first result, gRPC resolves it as one replica.
-        """
-        await asyncio.gather(
-            *(self._resolve(endpoint) for endpoint in self._replicas if endpoint.host)
-        )
-        return {
-            address: name
-            for replicas in self._replicas.values()
-            for address, name in replicas.items()
-        }
-
-    async def _resolve(self, endpoint: Endpoint) -> None:
-        try:
-            async with asyncio.timeout(LOOKUP_TIMEOUT_S):
-                ips = await self._lookup(endpoint.host, endpoint.port)
-        except (OSError, UnicodeError) as error:  # TimeoutError is an OSError
-            _log.debug("cannot look up %s: %s", endpoint.host, error)
-        else:
-            self._replicas[endpoint] = _replicas(endpoint, ips)
-
-
-def _replicas(endpoint: Endpoint, ips: Sequence[str]) -> Mapping[str, str]:
-    """One replica per IP address.
-
-    A dual-stack host has each replica once per address family, so only the family with more addresses is used. A host
-    with at most one address per family is one replica, called by its name.
-    """
-    families = [[ip for ip in ips if ip_address(ip).version == version] for version in (4, 6)]
-    largest = max(families, key=len)
-    if len(largest) <= 1:
-        return {endpoint.text: ""}
-    return {
-        f"[{ip}]:{endpoint.port}" if ":" in ip else f"{ip}:{endpoint.port}": endpoint.host
-        for ip in largest
-    }
-
-
-def _parse_endpoint(text: str) -> Endpoint:
-    if text.startswith("unix:"):
-        return Endpoint(text)
-    host, _, port = text.rpartition(":")
-    is_bracketed = host.startswith("[") and host.endswith("]")
-    if (
-        not host
-        or not port.isdecimal()
-        or int(port) > MAX_PORT
-        or (":" in host and not is_bracketed)
-    ):
-        raise InvalidRequest(f"{text!r} is no address: write host:port, [IPv6]:port or unix:PATH")
-    try:
-        ip_address(host.strip("[]"))
-    except ValueError:
-        return Endpoint(text, host, int(port))
-    return Endpoint(text)

@@ -1,21 +1,11 @@
-"""One replica: its connection, its health, its calls in flight; and the selection of one for each call.
-
-Rendezvous hashing (Thaler and Ravishankar 1998) ranks the replicas for every session. The first replica gets the
-session's calls, so its KV cache holds the session's prefix. An overloaded replica is skipped (consistent hashing with
-bounded loads, Mirrokni et al. 2016). Adding or removing a replica moves only the sessions that rank it first.
-"""
+"""One replica: its connection, its health and its calls in flight."""
 
 import asyncio
-import hashlib
 import logging
-import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from math import ceil
-from statistics import fmean
-from typing import Protocol, TypeVar
 
 from google.protobuf.descriptor import ServiceDescriptor
 
@@ -41,16 +31,14 @@ class Health(IntEnum):
     """Health checks time out. It gets no calls, and waiting calls are cancelled."""
 
 
-ELSEWHERE = (Unavailable, Overloaded, InternalError)
-"""Errors after which a call is retried on another replica: it is away, has no room, or answers nonsense."""
+RETRIABLE_ERRORS = (Unavailable, Overloaded, InternalError)
+"""Errors after which a call is retried on another replica: it is unavailable, overloaded or broken."""
 NUM_CHECKS = 2
 """Health checks in a row that must time out before a replica is unreachable: this process may have been suspended."""
 RECHECK_INTERVAL_S = 0.25
 """Interval between health checks of a replica that is not serving."""
 REOPEN_S = 10.0
 """Interval between new channels to a replica that is not serving."""
-BALANCE = 1.25
-"""Maximum load of a replica, relative to the mean, up to which its sessions stay on it."""
 OVERLOAD_S = 1.0
 """Time for which other replicas are preferred after an Overloaded error."""
 
@@ -72,7 +60,7 @@ class ServiceSpec:
 
     @property
     def role(self) -> str:
-        """`draft`, `target` or `verifier`."""
+        """Return `draft`, `target` or `verifier`."""
         return self.descriptor.name.lower()
 
 
@@ -123,7 +111,7 @@ class Replica:
 
     @property
     def is_fenced(self) -> bool:
-        """Whether calls to it would not end."""
+        """Return whether a call to it might never end."""
         return self.health >= Health.HUNG
 
     @property
@@ -137,11 +125,11 @@ class Replica:
 
     @contextmanager
     def attempt(self, tried: MutableMapping["Replica", SemspecError]) -> Iterator[None]:
-        """Count the body as a call in flight. An error in `ELSEWHERE` is put into `tried`, and not raised."""
+        """Count the body as a call in flight. An error in `RETRIABLE_ERRORS` is put into `tried`, and not raised."""
         self.num_in_flight += 1
         try:
             yield
-        except ELSEWHERE as error:
+        except RETRIABLE_ERRORS as error:
             self._failed(error)
             tried[self] = error
         finally:
@@ -152,7 +140,7 @@ class Replica:
         """Cancels its body when the replica becomes unreachable or hangs, and raises Unavailable then."""
         if self.is_fenced:
             raise self._unreachable()
-        timeout = asyncio.timeout(None)  # which is rescheduled
+        timeout = asyncio.timeout(None)  # rescheduled when the replica becomes unreachable
         self._waiting.add(timeout)
         try:
             async with timeout:
@@ -247,58 +235,3 @@ class Replica:
     def _unreachable(self) -> Unavailable:
         reason = "hangs" if self.health is Health.HUNG else "does not answer health checks"
         return Unavailable(f"a replica {reason}")
-
-
-class Candidate(Protocol):
-    """The properties of a replica that the selection uses."""
-
-    address: str
-    health: Health
-    num_in_flight: int
-
-    @property
-    def is_overloaded(self) -> bool:
-        """Whether it returned Overloaded recently."""
-
-
-K = TypeVar("K", bound=Candidate)
-
-
-def best(candidates: Sequence[K], session: str) -> K:
-    """The replica for the next call of `session`.
-
-    Among the replicas with the best health: the first in the session's ranking that is below `capacity`; without a
-    session, the one with the fewest calls in flight. Raises: ValueError when there are no candidates.
-    """
-    healthiest = min(candidate.health for candidate in candidates)
-    equals = [candidate for candidate in candidates if candidate.health is healthiest]
-    if len(equals) == 1:
-        return equals[0]
-    if not session:
-        return min(
-            equals,
-            key=lambda candidate: (
-                candidate.is_overloaded,
-                candidate.num_in_flight,
-                random.random(),
-            ),
-        )
-    limit = capacity([candidate.num_in_flight for candidate in equals])
-    return min(
-        equals,
-        key=lambda candidate: (
-            candidate.is_overloaded or candidate.num_in_flight >= limit,
-            -weight(session, candidate.address),
-        ),
-    )
-
-
-def capacity(loads: Sequence[int]) -> int:
-    """Maximum calls in flight at one replica, including the next call, for the given loads; one is always below it."""
-    return ceil(BALANCE * fmean(loads)) + 1
-
-
-def weight(session: str, address: str) -> int:
-    """Rendezvous weight of a replica for a session: uniform in [0, 2^64)."""
-    name = f"{session}\0{address}".encode(errors="surrogatepass")
-    return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little")

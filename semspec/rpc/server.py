@@ -39,10 +39,8 @@ _MMAP_BYTES = 32 << 20  # the maximum that glibc accepts
 
 WHOLE_PROCESS = ""
 """Name in health checks, NOT_SERVING only while the backend hangs."""
-SERVING, NOT_SERVING = (
-    health_pb2.HealthCheckResponse.SERVING,
-    health_pb2.HealthCheckResponse.NOT_SERVING,
-)
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 logger = logging.getLogger(__name__)
 
@@ -60,8 +58,8 @@ class ServiceServer:
         token = settings.service_token
         self._methods = methods = Methods(token.get_secret_value() if token else None)
         handlers = {
-            one.name: methods.handler(one, getattr(servicer, one.name))
-            for one in servicer.descriptor.methods
+            method.name: methods.handler(method, getattr(servicer, method.name))
+            for method in servicer.descriptor.methods
         }
         self._server = aio.server(options=_server_options())
         self._server.add_generic_rpc_handlers(
@@ -104,7 +102,7 @@ class ServiceServer:
         await self._refuse("")
 
     def reload(self) -> None:
-        """Have an engine read its probes again while calls go on, after a reading under way. Ignored before `load` has
+        """Have an engine reload its probes while calls go on, after a reload in progress. Ignored before `load` has
         ended, which reads them anyway."""
         if self._is_loaded:
             self._background.spawn(self._read_probes())
@@ -112,7 +110,7 @@ class ServiceServer:
     async def _read_probes(self) -> None:
         async with self._reading:
             await self._servicer.backend.read_probes()
-        logger.info("%s has read its probes again", self._servicer.name)
+        logger.info("%s reloaded its probes", self._servicer.name)
 
     async def stop(self) -> None:
         """Stop serving, wait `settle_s`, drain calls for at most `grace_s`, free the model unless it hangs."""
@@ -133,11 +131,11 @@ class ServiceServer:
         await watch_steps(steps, self._settings.stall_s, self._report_stall, self._is_stalled)
 
     async def _report_stall(self, is_stalled: bool) -> None:
-        """Health of the service, by which gateways choose, and of the process, by which Kubernetes restarts it."""
+        """Set the health of the service, by which gateways choose, and of the process, which Kubernetes restarts."""
         self._is_stalled = is_stalled
         if is_stalled:
             logger.error(
-                "%s hangs: no step for %g s with work to do; restart it",
+                "%s hangs: it has work and made no step for %g s; restart it",
                 self._servicer.name,
                 self._settings.stall_s,
             )
@@ -147,7 +145,7 @@ class ServiceServer:
         await self._health.set(WHOLE_PROCESS, NOT_SERVING if is_stalled else SERVING)
 
     async def _refuse(self, refusal: str) -> None:
-        """Stop serving for this reason, or serve if it is empty. Health checks and `Info` always agree."""
+        """Stop serving for this reason, or serve if it is empty. Health checks and `Info` agree."""
         self._servicer.refusal = refusal
         await self._health.set(self._servicer.name, NOT_SERVING if refusal else SERVING)
 
@@ -184,7 +182,7 @@ async def serve(servicer: Servicer[Any], settings: ServiceSettings) -> None:
         await server.start()
         await server.load()
         if metrics and getattr(servicer.backend, "steps", None):  # there is an engine
-            metrics.of_backend = getattr(servicer.backend, "metrics", tuple)
+            metrics.backend_metrics = getattr(servicer.backend, "metrics", tuple)
     except BaseException:
         await server.abandon()
         raise
@@ -248,14 +246,9 @@ def _server_options() -> Sequence[tuple[str, int]]:
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         ("grpc.so_reuseport", 0),  # two processes on one port are a configuration error
-        (
-            "grpc.keepalive_time_ms",
-            30_000,
-        ),  # detect disconnected clients and stop generating for them
+        ("grpc.keepalive_time_ms", 30_000),  # stop generating for disconnected clients
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.keepalive_permit_without_calls", 1),
-        (
-            "grpc.http2.min_recv_ping_interval_without_data_ms",
-            5_000,
-        ),  # clients may ping during a long prefill
+        # Clients may ping during a long prefill.
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
     )

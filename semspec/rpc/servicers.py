@@ -32,15 +32,15 @@ from semspec.v2 import draft_pb2, target_pb2, types_pb2, verifier_pb2
 
 B = TypeVar("B")
 LOADING = "the model is still loading, or being tested"
-NUM_LOOKS = 10
-"""Looks of `watch_steps` within its limit, which all find the same counter: time in suspension does not count."""
+NUM_POLLS = 10
+"""Polls of `watch_steps` within its limit that must all see the same counter; time in suspension does not count."""
 
 
 logger = logging.getLogger(__name__)
 
 
 class ServedVerifier(Verifier, Clusterer, Protocol):
-    """What the verifier service serves."""
+    """The backend of the verifier service."""
 
 
 async def watch_steps(
@@ -51,16 +51,16 @@ async def watch_steps(
 ) -> None:
     """Call `report` with each change of whether a backend hangs, as with a stuck GPU kernel, until cancelled.
 
-    It hangs after no step for `stall_s` while busy, and then until its next step, busy or not. Calls that wait in a
-    queue are no sign of it, as long as any call makes a step. `is_stalled`: what was reported last.
+    It hangs when it is busy and makes no step for `stall_s`, and then until its next step. Calls that wait in a queue
+    do not count as long as any call makes a step. `is_stalled`: the last report.
     """
-    num_steps, num_looks = steps.num_steps, 0
+    num_steps, num_polls = steps.num_steps, 0
     while True:
-        await asyncio.sleep(stall_s / NUM_LOOKS)
+        await asyncio.sleep(stall_s / NUM_POLLS)
         before, num_steps = num_steps, steps.num_steps
         stands_still = num_steps == before and (steps.is_busy or is_stalled)
-        num_looks = num_looks + 1 if stands_still else 0
-        if is_stalled != (num_looks >= NUM_LOOKS):
+        num_polls = num_polls + 1 if stands_still else 0
+        if is_stalled != (num_polls >= NUM_POLLS):
             is_stalled = not is_stalled
             await report(is_stalled)
 
@@ -69,14 +69,14 @@ class Servicer(Generic[B]):
     """A gRPC service over what `load` returns, once `test` has passed."""
 
     descriptor: ClassVar[ServiceDescriptor]
-    """Of the service, whose methods this class has by their names."""
+    """Descriptor of the service; this class has its methods by name."""
     name: ClassVar[str]
     """Fully qualified, as used in health checks: `semspec.v2.Draft`."""
 
     def __init__(
         self, load: Callable[[], B], test: Callable[[B], Awaitable[str]] | None = None
     ) -> None:
-        """`test` returns a line of result, which may be empty. Raises: Mismatch."""
+        """`test` returns its result in one line, which may be empty, and raises Mismatch."""
         self._load, self._test = load, test
         self._backend: B | None = None
         self._load_s = 0.0
@@ -107,7 +107,7 @@ class Servicer(Generic[B]):
         return self.backend
 
     async def aclose(self) -> None:
-        """Free what is served, after the last call has ended."""
+        """Free the backend after the last call has ended."""
 
 
 class ModelServicer(Servicer[Engine]):
@@ -163,7 +163,7 @@ class DraftServicer(ModelServicer):
     name = descriptor.full_name
 
     async def Propose(self, request: types_pb2.ProposeRequest) -> types_pb2.ProposeResponse:
-        """Tokens with their distributions, for a target to verify."""
+        """Propose tokens with their distributions, for a target to verify."""
         check_range(request.num_tokens, "num_tokens", *COUNT)
         params, prefix = read(GenerationParams, request), read_context(request, self._contexts)
         proposal = await self.backend.propose(
@@ -179,7 +179,7 @@ class TargetServicer(ModelServicer):
     name = descriptor.full_name
 
     async def Tokenize(self, request: target_pb2.TokenizeRequest) -> target_pb2.TokenizeResponse:
-        """The tokens of a text, which may be empty."""
+        """Tokenize a text, which may be empty."""
         return message_of(
             target_pb2.TokenizeResponse, tokens=await self.backend.tokenize(request.text)
         )
@@ -195,7 +195,7 @@ class TargetServicer(ModelServicer):
     async def VerifyTokens(
         self, request: target_pb2.VerifyTokensRequest
     ) -> target_pb2.VerifyTokensResponse:
-        """Exact speculative sampling of proposed tokens."""
+        """Verify proposed tokens by exact speculative sampling."""
         params, proposal = (
             read(GenerationParams, request),
             read(Proposal, request.proposal, "proposal"),
@@ -216,7 +216,7 @@ class VerifierServicer(Servicer[ServedVerifier]):
         return message_of(verifier_pb2.VerifierInfo, await self.require_serving().info())
 
     async def Judge(self, request: verifier_pb2.JudgeRequest) -> verifier_pb2.JudgeResponse:
-        """The semantic probability of each segment under both models."""
+        """Compute the semantic probability of each segment under both models."""
         check_filled(request.draft_states, "draft_states")
         check_length(request.scores, "scores", len(request.draft_states), "draft_states")
         draft_states = read_each(States, request.draft_states, "draft_states")
@@ -225,11 +225,11 @@ class VerifierServicer(Servicer[ServedVerifier]):
         return message_of(verifier_pb2.JudgeResponse, judgements=judgements)
 
     async def Cluster(self, request: verifier_pb2.ClusterRequest) -> verifier_pb2.ClusterResponse:
-        """Which segments of one context mean the same."""
+        """Cluster the segments of one context by meaning."""
         check_filled(request.segments, "segments")
         check_length(request.ends, "ends", len(request.segments), "segments")
         ends = [known(END_OF, end, f"ends[{index}]") for index, end in enumerate(request.ends)]
         group = Alternatives("", request.question, request.reasoning, tuple(request.segments))
         clusters = await self.backend.cluster(group, ends)
-        numbers = [UNKNOWN_CLUSTER if one is None else one for one in clusters]
+        numbers = [UNKNOWN_CLUSTER if cluster is None else cluster for cluster in clusters]
         return verifier_pb2.ClusterResponse(clusters=numbers)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import grpc
 
-from semspec.certificates import Renewed, check_authority, read, server_context
+from semspec.certificates import FileBacked, check_authority, read, server_context
 from semspec.errors import Unavailable
 from semspec.settings import ServiceSettings
 
@@ -21,7 +21,7 @@ class Certificates:
 
 
 def channel_credentials(certificates: Certificates) -> grpc.ChannelCredentials:
-    """Credentials of a client channel. Raises: Unavailable when a file cannot be read."""
+    """Return the credentials of a client channel. Raises: Unavailable when a file cannot be read."""
     files = (certificates.ca, certificates.key, certificates.certificate)
     try:
         ca, key, certificate = (read(path) if path else None for path in files)
@@ -31,7 +31,7 @@ def channel_credentials(certificates: Certificates) -> grpc.ChannelCredentials:
 
 
 def server_credentials(settings: ServiceSettings) -> grpc.ServerCredentials | None:
-    """Credentials of a server; None: no TLS. Changed files take effect at the next connection.
+    """Return the credentials of a server; None: no TLS. Changed files take effect at the next connection.
 
     Raises: Unavailable when the files cannot be used.
     """
@@ -50,7 +50,9 @@ def server_credentials(settings: ServiceSettings) -> grpc.ServerCredentials | No
         )
 
     try:
-        renewed = Renewed([path for path in (certificate, key, client_ca) if path], configuration)
+        renewed = FileBacked(
+            [path for path in (certificate, key, client_ca) if path], configuration
+        )
     except ValueError as error:
         raise Unavailable(str(error), "tls_certificate") from error
     current = renewed.get()

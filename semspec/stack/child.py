@@ -4,13 +4,12 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from semspec.errors import SemspecError
-from semspec.stack import parent_death
+from semspec.stack.parent_death import bound_command
 
 NUM_TAIL_LINES = 15
 
@@ -39,17 +38,9 @@ class Child:
         cls, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path
     ) -> "Child":
         """Start `command` with `environment` added to this process's environment."""
-        bound_command = (
-            sys.executable,
-            "-I",
-            "-S",
-            parent_death.__file__,
-            str(os.getpid()),
-            *command,
-        )
         with log.open("wb") as output:
             process = await asyncio.create_subprocess_exec(
-                *bound_command,
+                *bound_command(command),
                 env={**os.environ, **environment},
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
@@ -95,6 +86,6 @@ class Child:
 
     @property
     def status(self) -> str:
-        """How the process ended: `status 1`, or the signal's name."""
+        """Return how the process ended: `status 1`, or the signal's name."""
         code = self.process.returncode or 0
         return f"status {code}" if code >= 0 else signal.Signals(-code).name

@@ -70,7 +70,7 @@ class StackConfig:
 
     @classmethod
     def of_pair(cls, folder: Path) -> "StackConfig":
-        """The configuration of a pair in one folder with the layout of the bundled pair."""
+        """Return the configuration of a pair in one folder with the layout of the bundled pair."""
         probes, models = folder / "probes", (folder / "draft", folder / "target")
         datastore = folder / "datastore" if (folder / "datastore").is_dir() else None
         draft = None if datastore and not models[0].exists() else models[0]
@@ -80,7 +80,7 @@ class StackConfig:
 
     @classmethod
     def of_release(cls, folder: Path) -> "StackConfig":
-        """The configuration of a release, with the models that it names. Raises: Mismatch when it cannot be read."""
+        """Return the configuration of a release and its models. Raises: Mismatch when it cannot be read."""
         release = load_release(folder)
         models = {"DRAFT": release.draft, "TARGET": release.target}
         environment = dict[str, str]()
@@ -90,12 +90,15 @@ class StackConfig:
             if model.dtype != "auto" and not os.environ.get(f"SEMSPEC_{role}_DTYPE"):
                 environment[f"SEMSPEC_{role}_DTYPE"] = model.dtype
         return cls(
-            release.place("draft"), release.place("target"), release.folder, environment=environment
+            release.model_location("draft"),
+            release.model_location("target"),
+            release.folder,
+            environment=environment,
         )
 
     @classmethod
     def of_named(cls, pair: NamedPair, models: Mapping[str, str]) -> "StackConfig":
-        """The configuration of a named pair. `models`: by role, a path or a name on the hub."""
+        """Return the configuration of a named pair. `models`: by role, a path or a name on the hub."""
         environment = {MODEL_NAME: pair.name}
         for role, model in models.items():
             prefix = f"SEMSPEC_{role.upper()}"
@@ -123,12 +126,12 @@ class StackConfig:
 
     @property
     def verdicts(self) -> str:
-        """The verdicts of the probes' report, one for each definition of a right segment; empty without a report."""
+        """Return the verdicts of the probes' report, one for each definition of right; empty without a report."""
         return " ".join(verdict["text"] for verdict in self._verdicts())
 
     @property
     def bad_verdicts(self) -> str:
-        """All verdicts of the probes' report if one of them is not "good enough", otherwise nothing."""
+        """Return all verdicts of the probes' report if one of them is not "good enough", else an empty text."""
         is_good = all(verdict["standing"] == "good" for verdict in self._verdicts())
         return "" if is_good else self.verdicts
 
@@ -155,8 +158,8 @@ class StackConfig:
 
     @property
     def model_name(self) -> str:
-        """The name in the API of a pair without a release: the target's, of its folder, of its GGUF file or on the hub.
-        A folder named `target` gives that of the folder around it."""
+        """Return the API's name of a pair without a release: that of the target's folder, GGUF file or hub id.
+        A folder named `target` gives the name of its parent."""
         path = Path(self.target_model)
         name = path.resolve().parent.name if path.name in ("", "target") else path.name
         if path.suffix == ".gguf":
@@ -164,7 +167,7 @@ class StackConfig:
         return re.sub(r"[^\w.-]", "-", name, flags=re.ASCII)[:128]
 
     def service_environment(self, role: str) -> dict[str, str]:
-        """The settings of one service, without its port file and its token."""
+        """Return the settings of one service, without its port file and its token."""
         prefix = f"SEMSPEC_{role.upper()}"
         common = {
             "SEMSPEC_HOST": "127.0.0.1",
@@ -172,25 +175,25 @@ class StackConfig:
             "SEMSPEC_METRICS_PORT": "",  # one port is not for three processes
             "SEMSPEC_SETTLE_S": "0",  # its only client, the gateway, stops first
         }
-        given: dict[str, Path | str | None] = {"PAIR": self.pair}
+        values: dict[str, Path | str | None] = {"PAIR": self.pair}
         if role == "draft":
-            given |= {"MODEL": self.draft_model, "DATASTORE": self.datastore}
+            values |= {"MODEL": self.draft_model, "DATASTORE": self.datastore}
         elif role == "target":
-            given |= {"MODEL": self.target_model}
+            values |= {"MODEL": self.target_model}
         return common | {
-            f"{prefix}_{name}": str(value) for name, value in given.items() if value is not None
+            f"{prefix}_{name}": str(value) for name, value in values.items() if value is not None
         }
 
     def gateway_environment(
         self, addresses: Mapping[str, str], port: int, api_key: str
     ) -> dict[str, str]:
-        """The settings of the gateway, without its token for the services. `addresses`: of each role, and the URL of
+        """Return the settings of the gateway, without its token for the services. `addresses`: by role, and the URL of
         `redis`."""
         services = {
             f"SEMSPEC_GATEWAY_{role.upper()}_ADDRESS": addresses.get(role) or "none"
             for role in ROLES
         }
-        own = {
+        gateway = {
             "SEMSPEC_HOST": self.host,
             "SEMSPEC_TLS_CERTIFICATE": "",  # those in the environment are the services'; this process asks by HTTP
             "SEMSPEC_TLS_KEY": "",
@@ -201,11 +204,11 @@ class StackConfig:
             API_KEYS: " ".join((self.given(API_KEYS), f"{entry(OWNER, api_key)}:{OPERATOR}")),
         }
         if self.pair is not None:
-            own[PAIR] = str(self.pair)
+            gateway[PAIR] = str(self.pair)
         elif not self.given(MODEL_NAME):
-            own[MODEL_NAME] = self.model_name
-        return services | own
+            gateway[MODEL_NAME] = self.model_name
+        return services | gateway
 
     def given(self, variable: str) -> str:
-        """Value of an environment variable in every child process; empty if unset."""
+        """Return an environment variable's value in every child process; empty if unset."""
         return self.environment.get(variable) or os.environ.get(variable, "")

@@ -1,4 +1,4 @@
-"""The folder of a stack's logs and sockets. It goes with the stack; what SIGKILL leaves, with the next stack."""
+"""The folder of a stack's logs and sockets. The stack removes it; after SIGKILL, the next stack does."""
 
 import fcntl
 import os

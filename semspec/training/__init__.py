@@ -2,7 +2,6 @@
 
     questions -> contexts -> samples -> clusters -> labels -> probes -> report
 
-`data` makes labelled segments, `clustering` groups those with the same meaning, `trainer` fits the probes,
-`evaluation` decides whether they are good enough to serve; `report` has the building blocks of its pages and the
-bench's. Each stage writes its files atomically and skips those that exist.
+`data` makes labelled segments, `trainer` fits the probes, `evaluation` decides whether they are good enough to serve.
+Each stage writes its files atomically and skips those that exist.
 """

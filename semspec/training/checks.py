@@ -24,7 +24,7 @@ def check_output(folder: Path) -> None:
         card = weights.with_suffix(".json")
         if card.exists() and (found := card_format(read_json(card))) != PROBE_FORMAT:
             raise Mismatch(
-                f"output: {folder} contains probes of format {found}, a run makes format {PROBE_FORMAT}",
+                f"output: {folder} contains probes of format {found}, a run writes format {PROBE_FORMAT}",
                 remedy="name another folder, or move them",
             )
 
@@ -55,10 +55,10 @@ def check_models(
 def _check_round_trip(name: str, tokenizer: ModelTokenizer, texts: Sequence[str]) -> None:
     """Segments are text: a model reads the other's, and a boundary is found in it. A few questions may contain what is
     a special token here, so that most must fail."""
-    wanted = [_plain(f"{text}\n\n{text}") for text in texts]
+    originals = [_plain(f"{text}\n\n{text}") for text in texts]
     changed = [
         (text, found)
-        for text in wanted
+        for text in originals
         if (found := _plain(tokenizer.text_of([], tokenizer.ids_of(text)))) != text
     ]
     if 2 * len(changed) > len(texts):
@@ -71,7 +71,7 @@ def _check_round_trip(name: str, tokenizer: ModelTokenizer, texts: Sequence[str]
         raise Mismatch(
             f"{name} tokenizer does not keep text: {before[start : start + 24]!r} becomes "
             f"{after[start : start + 24]!r}",
-            remedy="take a model that keeps case, white space and the questions' words",
+            remedy="choose a model whose tokenizer keeps case, white space and the questions' words",
         )
 
 
@@ -109,7 +109,7 @@ def _check_prompt(
     if tokenizer.raw.chat_template is None:
         raise Mismatch(
             f"{name} has no chat template",
-            remedy="set prompt.chat: false, or take a model that has one",
+            remedy="set prompt.chat: false, or choose a model that has one",
         )
     try:
         rendered = prompts(question, config.prompt, tokenizer, tokenizer).target.text

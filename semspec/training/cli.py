@@ -15,17 +15,18 @@ from semspec.errors import InvalidRequest, Mismatch, SemspecError
 from semspec.release import RELEASE_FILE
 from semspec.reporting.progress import Reporter
 from semspec.training import from_prompts
-from semspec.training.config import DatastoreConfig, laptop, load_config, read_config
+from semspec.training.config import DatastoreConfig, load_config, read_config
 from semspec.training.datastore import DatastoreBuild
 from semspec.training.export import export_release
-from semspec.training.pipeline import Pipeline, agree, scaled, told_estimate
+from semspec.training.pipeline import Pipeline
+from semspec.training.preset import confirm_run, describe_estimate, laptop_preset, scale_to_budget
 
 COMMANDS = {
-    "run": "run every stage that is missing; with --shard i/n those that shard, and then stop",
+    "run": "run the missing stages; with --shard i/n only this worker's share of the sharded stages",
     "calibrate": "calibrate the strategy likelihood, by a pilot or from prompts alone, to serve a pair without probes",
-    "export": "write pair.json for the probes in `output`, as after a change of name or version",
-    "estimate": "estimate time and disk of the whole run, from a pilot of a minute or more",
-    "status": "show which shards are there",
+    "export": "write pair.json for the probes in `output`, for example after a change of name or version",
+    "estimate": "estimate time and disk of the whole run from a pilot of a minute or more",
+    "status": "show how many shards of each stage are finished",
     "datastore": "build a datastore of the target's answers, for the strategy `retrieval`",
     "check": "read every file and compare it with its digest",
 }
@@ -40,9 +41,7 @@ def main(arguments: Sequence[str]) -> None:
         sys.exit(_run(options, reporter))
     except SemspecError as error:
         code, reason = 2 if isinstance(error, InvalidRequest | Mismatch) else 1, str(error)
-    except (
-        OSError
-    ) as error:  # a folder of another user, a full disk under a library's temporary files
+    except OSError as error:  # for example a folder of another user, or a full disk
         code, reason = (
             1,
             f"{error.filename or 'the disk'}: {error.strerror or error}; nothing is half-written",
@@ -62,7 +61,7 @@ def _run(options: argparse.Namespace, reporter: Reporter) -> int:
     if options.command == "calibrate" and options.from_prompts is not None:
         if options.config is not None or options.shard != (0, 1):
             raise InvalidRequest(
-                "--from-prompts: it takes no --config and no --shard", remedy="leave them out"
+                "--from-prompts excludes --config and --shard", remedy="leave them out"
             )
         print(from_prompts.run(options, reporter))
         return 0
@@ -78,15 +77,15 @@ def _run(options: argparse.Namespace, reporter: Reporter) -> int:
         return 0
     config = load_config(options.config)
     if options.preset:
-        config = laptop(config)
+        config = laptop_preset(config)
     work = options.work or Path(".work") / f"probes-{config.name}"
     if options.preset:
         can_start = options.command not in ("status", "check") and options.shard == (0, 1)
-        config = scaled(config, work, reporter, can_start)
+        config = scale_to_budget(config, work, reporter, can_start)
         if options.command == "run":
-            agree(work, options.yes, reporter)
+            confirm_run(work, options.yes, reporter)
         if options.command == "estimate":
-            print(told_estimate(work))
+            print(describe_estimate(work))
             return 0
     pipeline = Pipeline(config, work, options.shard, reporter)
     match options.command:
@@ -119,8 +118,8 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="semspec train", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     for name, text in COMMANDS.items():
-        one = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
-        _add_options(one, name)
+        command = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+        _add_options(command, name)
     return parser
 
 
@@ -131,7 +130,7 @@ def _add_options(parser: argparse.ArgumentParser, command: str) -> None:
         type=Path,
         required=command != "calibrate",
         metavar="FILE",
-        help="YAML; see semspec/training/configs/",
+        help="YAML file; see semspec/training/configs/",
     )
     parser.add_argument(
         "--work", type=Path, help=f"folder of the stages' files (default: .work/{kind}-NAME)"
@@ -154,16 +153,16 @@ def _add_options(parser: argparse.ArgumentParser, command: str) -> None:
         parser.add_argument(
             "--preset",
             choices=["laptop"],
-            help="laptop: as many questions as take an hour by a pilot's estimate, which `run` tells and asks about",
+            help="laptop: as many questions as a pilot says take an hour; `run` shows the estimate and asks first",
         )
     if command == "run":
         parser.add_argument(
-            "--yes", action="store_true", help="begin the preset's run without asking"
+            "--yes", action="store_true", help="start the preset's run without asking"
         )
 
 
 def shard(text: str) -> tuple[int, int]:
-    """`i/n`, 0 <= i < n."""
+    """Parse `i/n` with 0 <= i < n."""
     try:
         index, total = map(int, text.split("/"))
     except ValueError:

@@ -1,6 +1,5 @@
 """The pipeline's configuration: one YAML file, validated before any model loads."""
 
-from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -61,7 +60,7 @@ class ModelConfig(Part):
 
 
 class QuestionSource(Part):
-    """Where questions come from: exactly one of `hub`, `file` and `python`."""
+    """A source of questions: exactly one of `hub`, `file` and `python`."""
 
     hub: str | None = Field(None, description="dataset id, or a dataset's folder")
     hub_config: str | None = None
@@ -100,7 +99,7 @@ class Shares(Part):
 
 
 class PromptConfig(Part):
-    """How a question is rendered as a prompt."""
+    """The rendering of a question as a prompt."""
 
     template: str = Field("{question}", pattern=r"\{question\}", description="the user's turn")
     chat: bool = Field(True, description="render the target's chat template around it")
@@ -126,7 +125,7 @@ class ContextsConfig(Part):
 
 
 class SamplingConfig(Part):
-    """How tokens are drawn."""
+    """Sampling parameters."""
 
     temperature: float = Field(0.6, ge=0, le=2)
     top_p: float = Field(0.95, gt=0, le=1)
@@ -153,7 +152,7 @@ class SamplesConfig(SamplingConfig):
 
 
 class ReportConfig(Part):
-    """What the report compares, and the limit for the acceptance rule."""
+    """The report's comparisons, and the limit for the acceptance rule."""
 
     variants: bool = Field(
         True,
@@ -183,7 +182,7 @@ class LikelihoodConfig(Part):
 
 
 class WorkConfig(Part):
-    """What the configurations of a pair's probes and of a datastore have in common."""
+    """Settings common to the configurations of a pair's probes and of a datastore."""
 
     name: str = Field(min_length=1)
     target: ModelConfig
@@ -198,7 +197,7 @@ class WorkConfig(Part):
 
 
 class PipelineConfig(WorkConfig):
-    """The whole configuration."""
+    """The configuration of a pair's probes."""
 
     name: str = Field(pattern=r"^[\w./-]{1,128}$", description="of the release, in the API, too")
     version: str = Field(
@@ -239,36 +238,6 @@ class PipelineConfig(WorkConfig):
         return content
 
 
-def laptop(config: PipelineConfig) -> PipelineConfig:
-    """`config` with at most 4 contexts a question and 10 samples of each model there, without the report's alternatives
-    and under a name of its own."""
-    contexts, samples = config.contexts, config.samples
-    return config.model_copy(
-        update={
-            "name": f"{config.name}-laptop",
-            "contexts": contexts.model_copy(
-                update={"per_question": min(contexts.per_question or 4, 4)}
-            ),
-            "samples": samples.model_copy(
-                update={"num_samples": min(samples.num_samples, 10), "num_test_samples": None}
-            ),
-            "report": config.report.model_copy(update={"variants": False, "learning_curve": ()}),
-        }
-    )
-
-
-def limited(config: PipelineConfig, num_questions: int) -> PipelineConfig:
-    """`config` with at most so many questions, and a quarter as many from sources for the report alone."""
-    num_sources = Counter(source.role for source in config.questions)
-    most = {"train": num_questions, "test": num_questions // 4}
-
-    def cut(source: QuestionSource) -> QuestionSource:
-        limit = max(1, most[source.role] // num_sources[source.role])
-        return source.model_copy(update={"limit": min(source.limit or limit, limit)})
-
-    return config.model_copy(update={"questions": tuple(map(cut, config.questions))})
-
-
 class AnswersConfig(SamplingConfig):
     """The answers whose tokens and states the datastore holds."""
 
@@ -281,7 +250,7 @@ class AnswersConfig(SamplingConfig):
 
 
 class DatastoreConfig(WorkConfig):
-    """The whole configuration of a datastore."""
+    """The configuration of a datastore."""
 
     answers: AnswersConfig = AnswersConfig()
     neighbours: bool = Field(
@@ -306,17 +275,17 @@ C = TypeVar("C", bound=Part)
 
 
 def load_config(path: Path) -> PipelineConfig:
-    """See `read_config`."""
+    """Read the configuration of a pair's probes; see `read_config`."""
     return read_config(path, PipelineConfig)
 
 
 def read_config(path: Path, kind: type[C]) -> C:
-    """The configuration in a YAML file. Raises: InvalidRequest naming each invalid field."""
+    """Read the configuration in a YAML file. Raises: InvalidRequest naming each invalid field."""
     return validated(read_yaml(path), kind, str(path))
 
 
 def read_yaml(path: Path) -> Any:
-    """The contents of a YAML file. Raises: InvalidRequest when it cannot be read."""
+    """Read a YAML file. Raises: InvalidRequest when it cannot be read."""
     try:
         return yaml.safe_load(path.read_text())
     except OSError as error:
@@ -331,16 +300,16 @@ def read_yaml(path: Path) -> Any:
         raise InvalidRequest(f"{path} is not YAML: {' '.join(str(error).split())}") from error
 
 
-def validated(content: Any, kind: type[C], place: str) -> C:
-    """The configuration with this content. Raises: InvalidRequest naming `place` and each invalid field."""
+def validated(content: Any, kind: type[C], source: str) -> C:
+    """Validate the content of a configuration. Raises: InvalidRequest naming `source` and each invalid field."""
     try:
         return kind.model_validate(content)
     except ValidationError as error:
         problems = [
-            f"{'.'.join(map(str, one['loc'])) or 'the file'}: {_problem(one)}"
-            for one in error.errors()
+            f"{'.'.join(map(str, detail['loc'])) or 'the file'}: {_problem(detail)}"
+            for detail in error.errors()
         ]
-        raise InvalidRequest(f"{place}: {'; '.join(problems)}") from error
+        raise InvalidRequest(f"{source}: {'; '.join(problems)}") from error
 
 
 EXAMPLES = {
@@ -351,7 +320,7 @@ EXAMPLES = {
     "output": "probes/my-pair",
     "model": "Qwen/Qwen2.5-1.5B-Instruct",
 }
-"""Of the blocks that a configuration must have."""
+"""Examples of required settings, for messages."""
 
 
 def _problem(detail: Any) -> str:

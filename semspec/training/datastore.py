@@ -87,7 +87,10 @@ class DatastoreBuild:
     def questions(self) -> Questions:
         """The questions, without those of the share `test`."""
         found = stored_questions(self._work, self.config, self._reporter)
-        return Questions([one for one in found if one.split != "test"], self.config.shard_questions)
+        return Questions(
+            [question for question in found if question.split != "test"],
+            self.config.shard_questions,
+        )
 
     @property
     def _numbers(self) -> range:
@@ -125,13 +128,13 @@ class DatastoreBuild:
                 advance(1)
 
     def _recipe(self, stage: str) -> Row:
-        own = {
+        settings = {
             "answers": {"answers"},
             "projection": {"layer", "width", "fit_tokens"},
             "keys": {"layer", "width"},
         }
         return self.config.model_dump(
-            mode="json", include={"target", "prompt", "shard_questions"} | own[stage]
+            mode="json", include={"target", "prompt", "shard_questions"} | settings[stage]
         )
 
     def _write_answers(self, number: int) -> None:
@@ -142,9 +145,9 @@ class DatastoreBuild:
         else:
             answers = asyncio.run(self._written(starts, [question.id for question in questions]))
         pairs = [
-            ([*start.token_ids], one)
-            for start, own in zip(starts, answers, strict=True)
-            for one in own
+            ([*start.token_ids], answer)
+            for start, question_answers in zip(starts, answers, strict=True)
+            for answer in question_answers
         ]
         tensors = {
             "tokens": torch.tensor(
@@ -171,7 +174,7 @@ class DatastoreBuild:
         return self._lm.tokenizer.ids_of(question.trace)
 
     async def _written(self, prompts: Sequence[Piece], ids: Sequence[str]) -> list[list[list[int]]]:
-        """The target's answers to each prompt, all at the same time."""
+        """Return the target's answers to each prompt, all written concurrently."""
         config = self.config.answers
         engine = TransformersEngine(self._lm, Writer.TARGET, _CACHE_BYTES)
 
@@ -194,7 +197,7 @@ class DatastoreBuild:
             await engine.aclose()
 
     def _documents(self, number: int) -> Iterator[tuple[list[int], int]]:
-        """Tokens of each prompt with its answer, and the length of the prompt."""
+        """Yield the tokens of each prompt with its answer, and the length of the prompt."""
         tensors = self._folder("answers").tensors(number)
         ends = [0, *tensors["lengths"].cumsum(0).tolist()]
         for (start, end), num_prompt in zip(
@@ -203,7 +206,7 @@ class DatastoreBuild:
             yield tensors["tokens"][start:end].tolist(), num_prompt
 
     def _states(self, number: int) -> Iterator[Tensor]:
-        """Of each document, fp32 `[num_answer_tokens, hidden_size]`: the state before each token of the answer."""
+        """Yield the states before each token of an answer, fp32 `[num_answer_tokens, hidden_size]`, by document."""
         for tokens, num_prompt in self._documents(number):
             forward = self._lm.forward(tokens[:-1], self._lm.new_kv(), want_states=True)
             yield forward.states[self._layer, num_prompt - 1 :].float().cpu()
@@ -259,7 +262,7 @@ class DatastoreBuild:
 
 
 def _answer_places(documents: Sequence[tuple[list[int], int]]) -> NDArray[np.int64]:
-    """Place of each token of an answer, in the tokens of all documents with an end after each."""
+    """Return the position of each token of an answer in the tokens of all documents, each followed by an end token."""
     starts = np.cumsum([0, *(len(tokens) + 1 for tokens, _ in documents)])
     spans = zip(starts.tolist(), documents, strict=False)
     return np.concatenate(

@@ -1,4 +1,4 @@
-"""What a run will take: time from a pilot on a few questions and a few timed steps, disk from the models' sizes."""
+"""Estimates of a run: time from a pilot on a few questions and a few timed steps, disk from the models' sizes."""
 
 import json
 from collections import Counter, defaultdict
@@ -15,10 +15,11 @@ import numpy as np
 from semspec.engine.hub import size_of
 from semspec.reporting.progress import Reporter, duration, timed
 from semspec.training.config import PipelineConfig, SamplesConfig
-from semspec.training.data.labels import Labels, arranged
-from semspec.training.data.pair import DeadlinePassed, Pair
+from semspec.training.data.labels import Labels, labels_from_rows
+from semspec.training.data.pair import Pair
 from semspec.training.data.questions import Question
 from semspec.training.data.stages import ClustersStage
+from semspec.training.data.writers import DeadlinePassed
 from semspec.training.trainer.fit import fit
 from semspec.training.trainer.probes import Variant, Variants, training_of
 from semspec.training.trainer.recipe import FitRecipe, Role
@@ -26,12 +27,12 @@ from semspec.training.trainer.states import FeatureSource, StateStore
 from semspec.types import Writer
 
 LEAST_S = 60.0
-"""A pilot goes on for at least so many seconds, so that long and short questions even out."""
+"""A pilot runs for at least this many seconds, so that long and short questions even out."""
 TIMED_ROWS = 1024
 """Segments that parts of a fit are timed on."""
 
 Kind = bool
-"""Whether a question is for the report only: such have samples of their own number."""
+"""True for questions that are for the report only, which have another number of samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class Estimate:
         return "\n".join(lines)
 
     def times(self, share: float) -> "Estimate":
-        """The estimate for this share of the questions."""
+        """Return the estimate for this share of the questions."""
         stage_s = {name: share * seconds for name, seconds in self.stage_s.items()}
         counts = round(share * self.num_questions), round(share * self.num_contexts)
         states_bytes = round(share * self.states_bytes)
@@ -68,7 +69,7 @@ class Estimate:
 
     @property
     def time(self) -> str:
-        """The time of the whole run in words."""
+        """Return the time of the whole run in words."""
         return f"{'at least' if self.is_lower_bound else 'about'} {duration(self.total_s)}"
 
     @property
@@ -77,14 +78,14 @@ class Estimate:
 
 
 def state_row_bytes(pair: Pair, config: PipelineConfig) -> int:
-    """Size of the states of one context with N target-written and N draft-written segments, in bytes."""
+    """Return the bytes of the states of one context with N target-written and N draft-written segments."""
     infos = {writer: model.lm.info for writer, model in pair.models.items()}
     sizes = {writer: (info.num_layers + 1) * info.hidden_size for writer, info in infos.items()}
     return context_bytes(config.samples, sizes[Writer.TARGET], sizes[Writer.DRAFT])
 
 
 def context_bytes(samples: SamplesConfig, target_size: int, draft_size: int) -> int:
-    """Size of the states of one context in bytes; `target_size`, `draft_size`: numbers in a segment's states."""
+    """Return the bytes of the states of one context; `target_size`, `draft_size`: numbers in a segment's states."""
     return samples.num_samples * 2 * (2 * target_size + draft_size)
 
 
@@ -92,14 +93,14 @@ class PilotOverdue(Exception):
     """The pilot reached its limit of time."""
 
     def __init__(self, num_begun: int, seconds: float) -> None:
-        """`num_begun`: questions that the pilot finished or had begun; `seconds`: what they took."""
+        """`num_begun`: questions that the pilot finished or began; `seconds`: time that they took."""
         super().__init__(num_begun, seconds)
         self.num_begun, self.seconds = num_begun, seconds
 
 
 @dataclass(frozen=True, slots=True)
-class Piloted:
-    """What the pilot measured, as for all questions."""
+class PilotResult:
+    """Measurements of the pilot, scaled to all questions."""
 
     stage_s: dict[str, float]
     contexts: dict[Kind, float]
@@ -109,27 +110,30 @@ class Piloted:
     work: Path
 
 
-def groups_of(every: Sequence[Question], size: int) -> list[list[Question]]:
-    """The questions in groups of `size` of one kind, both kinds in turn, in an order that is drawn once. A group is
-    smaller where there are fewer questions of a kind; those left over are in none."""
-    order = np.random.default_rng(0).permutation(len(every))
+def group_questions(questions: Sequence[Question], size: int) -> list[list[Question]]:
+    """Group the questions by `size` of one kind, both kinds in turn, in a fixed random order. Groups are smaller if
+    there are fewer questions of a kind; remaining questions are in no group."""
+    order = np.random.default_rng(0).permutation(len(questions))
     kinds = [
-        [every[i] for i in order if (every[i].split == "test") is is_test]
+        [questions[i] for i in order if (questions[i].split == "test") is is_test]
         for is_test in (False, True)
     ]
-    size = min([size, *(len(own) for own in kinds if own)])
-    cut = [[own[i : i + size] for i in range(0, len(own) - size + 1, size)] for own in kinds]
-    return [own[i] for i in range(max(map(len, cut))) for own in cut if i < len(own)]
+    size = min([size, *(len(members) for members in kinds if members)])
+    cut = [
+        [members[i : i + size] for i in range(0, len(members) - size + 1, size)]
+        for members in kinds
+    ]
+    return [members[i] for i in range(max(map(len, cut))) for members in cut if i < len(members)]
 
 
 def run_pilot(
     clusters: ClustersStage,
     groups: Sequence[Sequence[Question]],
-    every: Sequence[Question],
+    questions: Sequence[Question],
     reporter: Reporter,
-) -> Piloted:
-    """Run the stages on `groups`, a shard each, until each kind had one and `LEAST_S` seconds are over. The stages'
-    folders are empty, and the models are loaded. Raises: PilotOverdue when their writers raise DeadlinePassed."""
+) -> PilotResult:
+    """Run the stages on `groups`, each a shard, until each kind had one and `LEAST_S` seconds have passed. The stages'
+    folders must be empty, and the models loaded. Raises: PilotOverdue when their writers raise DeadlinePassed."""
     clusters.load()
     stages, bars = (clusters.contexts, clusters.samples, clusters), reporter.passing()
     totals = {group[0].split == "test": defaultdict[str, float](float) for group in groups}
@@ -150,11 +154,11 @@ def run_pilot(
         found["bytes"] += clusters.samples.folder.file(number, ".safetensors").stat().st_size
         num_done += 1
         kind = "for the report" if is_test else "to train on"
-        told = ", ".join(f"{stage.name} {duration(found[stage.name])}" for stage in stages)
+        times = ", ".join(f"{stage.name} {duration(found[stage.name])}" for stage in stages)
         reporter.say(
-            f"pilot: {num_done * len(group)} of {len(every)} questions, those {kind}: {told}"
+            f"pilot: {num_done * len(group)} of {len(questions)} questions, those {kind}: {times}"
         )
-    of_kind = Counter(question.split == "test" for question in every)
+    of_kind = Counter(question.split == "test" for question in questions)
 
     def whole(name: str) -> float:
         return sum(
@@ -162,27 +166,27 @@ def run_pilot(
         )
 
     rows = [row for number in range(num_done) for row in clusters.labels(number)]
-    return Piloted(
+    return PilotResult(
         {stage.name: whole(stage.name) for stage in stages},
         {kind: found["num_contexts"] / found["questions"] for kind, found in totals.items()},
         whole("bytes"),
-        arranged(rows, clusters.contexts.questions.all),
+        labels_from_rows(rows, clusters.contexts.questions.all),
         clusters.folder.path.parent,
     )
 
 
 def fit_seconds(
-    config: PipelineConfig, piloted: Piloted, every: Sequence[Question], reporter: Reporter
+    config: PipelineConfig, piloted: PilotResult, questions: Sequence[Question], reporter: Reporter
 ) -> float:
-    """Estimated seconds of fitting all probes: the served pair, and those that the report compares with it. Each kind
-    of probe is fitted to rows of the pilot, in a store of the same shapes as the whole run's."""
+    """Estimate the seconds of fitting all probes: the served pair, and those that the report compares with it. Each
+    kind of probe is fitted to rows of the pilot, whose store has the shapes of the whole run's."""
     store, times, total = (
         StateStore(piloted.work / "samples"),
         dict[Any, tuple[float, float]](),
         0.0,
     )
-    for role, variant in planned_probes(config, every):
-        recipe, num_train = variant.recipe, num_rows(config, role, variant, piloted, every)
+    for role, variant in planned_probes(config, questions):
+        recipe, num_train = variant.recipe, num_rows(config, role, variant, piloted, questions)
         key = (role, *recipe.inputs(role), recipe.loss)
         if key not in times:
             with reporter.busy(f"pilot: {len(times) + 1}. kind of probe ({variant.name}, {role})"):
@@ -193,9 +197,11 @@ def fit_seconds(
     return total
 
 
-def planned_probes(config: PipelineConfig, every: Sequence[Question]) -> list[tuple[Role, Variant]]:
-    """Role and variant of each probe that a run fits; those that several variants share, once."""
-    domains = sorted({question.domain for question in every if question.split == "train"})
+def planned_probes(
+    config: PipelineConfig, questions: Sequence[Question]
+) -> list[tuple[Role, Variant]]:
+    """Return role and variant of each probe that a run fits; a probe that several variants share is listed once."""
+    domains = sorted({question.domain for question in questions if question.split == "train"})
     roles: tuple[Role, ...] = ("draft", "target")
     found: dict[str, tuple[Role, Variant]] = {}
     for variant, role in product(Variants.of(config, domains).all, roles):
@@ -207,15 +213,19 @@ def num_rows(
     config: PipelineConfig,
     role: Role,
     variant: Variant,
-    piloted: Piloted,
-    every: Sequence[Question],
+    piloted: PilotResult,
+    questions: Sequence[Question],
 ) -> float:
-    """Segments that a probe is trained on in the whole run."""
-    own = [one for one in every if one.split == "train" and variant.domain in (None, one.domain)]
+    """Return the number of segments that a probe is trained on in the whole run."""
+    chosen = [
+        question
+        for question in questions
+        if question.split == "train" and variant.domain in (None, question.domain)
+    ]
     writers = 1 if role == "draft" or variant.recipe.labels == "own" else 2
     return (
         variant.share
-        * len(own)
+        * len(chosen)
         * piloted.contexts.get(False, 0)
         * writers
         * config.samples.num_samples
@@ -225,19 +235,19 @@ def num_rows(
 def _fit_times(
     role: Role, recipe: FitRecipe, labels: Labels, store: StateStore, num_train: float
 ) -> tuple[float, float]:
-    """Seconds a segment of what a fit does once, and of an epoch: of short fits to rows of the pilot, repeated where
-    there are too few. Reduced features are kept in memory only if those of `num_train` segments fit there."""
+    """Return the seconds per segment of a fit's fixed work and of an epoch, from short fits to rows of the pilot, which
+    are repeated if there are too few. Reduced features are cached only if those of `num_train` segments would be."""
     source = FeatureSource(store, role, *recipe.inputs(role))
     mask = labels.by_draft if role == "draft" else np.ones(len(labels), dtype=np.bool_)
-    some = np.resize(np.flatnonzero(mask), TIMED_ROWS)
-    wanted = np.linspace(0, 1, len(labels), dtype=np.float32)
+    rows = np.resize(np.flatnonzero(mask), TIMED_ROWS)
+    targets = np.linspace(0, 1, len(labels), dtype=np.float32)
     memory_gib = recipe.memory_gib * min(1, TIMED_ROWS / max(1, num_train))
 
     def fit_s(num_epochs: int) -> float:
         short = {"num_epochs": num_epochs, "patience": num_epochs, "memory_gib": memory_gib}
-        few = some[: TIMED_ROWS // 8]
+        held_out = rows[: TIMED_ROWS // 8]
         return timed(
-            lambda: fit(source, wanted, labels, some, few, recipe.model_copy(update=short))
+            lambda: fit(source, targets, labels, rows, held_out, recipe.model_copy(update=short))
         )[1]
 
     one_s, three_s = fit_s(1), fit_s(3)

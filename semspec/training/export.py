@@ -38,10 +38,10 @@ NUM_TIMED_CONTEXTS = 24
 TAIL_CHARACTERS = 400
 
 
-def measure(
+def measure_cost(
     pair: Pair, contexts: Sequence[ProbeContext], segmentation: Segmentation, max_tokens: int
 ) -> Cost:
-    """Median times over `contexts` of generating and scoring one next segment, with the context already prefilled."""
+    """Measure median times over `contexts` of generating and scoring one next segment after a prefilled context."""
     written: dict[Writer, list[float]] = {Writer.DRAFT: [], Writer.TARGET: []}
     reads: list[float] = []
     for context in contexts:
@@ -62,8 +62,8 @@ def measure(
 
 
 def export_release(config: PipelineConfig, rule: dict[str, object] | None = None) -> Release:
-    """Write `pair.json`, which names what `config.output` holds. `rule`: None: that of `pair.json` before. Raises:
-    Mismatch when the folder holds neither probes nor a calibration, or no rule."""
+    """Write `pair.json`, which names the contents of `config.output`. Without `rule`, the rule of the previous
+    `pair.json` stays. Raises: Mismatch when the folder holds neither probes nor a calibration, or no rule."""
     output = config.output
     calibration = (
         load_calibration(output / CALIBRATION_FILE)
@@ -85,19 +85,19 @@ def export_release(config: PipelineConfig, rule: dict[str, object] | None = None
         first, second = calibration.draft, calibration.target
         found.add(((first.fingerprint, first.tokenizer), (second.fingerprint, second.tokenizer)))
     if len(found) != 1:
-        what = (
+        contents = (
             "probes and a calibration of other models"
             if found
             else "neither probes nor a calibration"
         )
         raise Mismatch(
-            f"{output} holds {what}",
+            f"{output} holds {contents}",
             remedy="name another `output`, or make them with `semspec train run`",
         )
     [prints] = found
     draft, target = (
-        ReleasedModel(_place(one.model, output), *own, one.revision, one.dtype)
-        for one, own in zip((config.draft, config.target), prints, strict=True)
+        ReleasedModel(_relative_model(model.model, output), *digests, model.revision, model.dtype)
+        for model, digests in zip((config.draft, config.target), prints, strict=True)
     )
     rule = load_release(output).rule if rule is None else rule
     likelihood = calibration.digest if calibration else ""
@@ -107,13 +107,13 @@ def export_release(config: PipelineConfig, rule: dict[str, object] | None = None
     return release
 
 
-def _place(model: str, output: Path) -> str:
-    """A model's folder or GGUF file relative to `output`, or its name on the hub."""
+def _relative_model(model: str, output: Path) -> str:
+    """Return a model's folder or GGUF file relative to `output`, or its name on the hub."""
     return os.path.relpath(model, output) if Path(model).exists() else model
 
 
 class Export:
-    """Makes the probes in `config.output`, the alternatives beside them, and the report in WORK/report."""
+    """Makes the probes in `config.output`, the alternatives next to them, and the report in WORK/report."""
 
     def __init__(
         self,
@@ -136,8 +136,8 @@ class Export:
             self._fitter.predicted(variant)
 
     def calibrate(self, pair: Pair, shards: Sequence[int]) -> None:
-        """Write `likelihood.json` beside the probes' place, and the page WORK/likelihood/report.html. `shards`: those
-        of the pilot. Raises: InvalidRequest when nothing can be calibrated on them."""
+        """Write `likelihood.json` to `config.output`, and the page WORK/likelihood/report.html. `shards`: those of the
+        pilot. Raises: InvalidRequest when they are not enough to calibrate on."""
         self._pilot.check()
         with self._reporter.busy("calibrating likelihood"):
             found = self._calibrated(self._cost(pair, shards))
@@ -152,7 +152,7 @@ class Export:
     def _default(
         self, semantic: Acceptance | None, likelihood: LikelihoodReport | None
     ) -> dict[str, object]:
-        """The rule of the release. `semantic`: None: none is recommended."""
+        """Return the rule of the release. `semantic`: the rule recommended for the probes, if any."""
         infos = self._infos()
         speed_up = likelihood.chosen.speed_up if likelihood else None
         tokenizers = infos["draft"].tokenizer, infos["target"].tokenizer
@@ -207,7 +207,7 @@ class Export:
         )
 
     def _infos(self) -> dict[str, ModelInfo]:
-        """Infos of the models that computed the states. Raises: Mismatch when a model changed between two shards."""
+        """Return the infos of the models that computed the states. Raises: Mismatch when a model changed on the way."""
         folder = self._samples.folder
         first, *others = [
             manifest.facts["models"] for manifest in folder.manifests(folder.numbers())
@@ -216,7 +216,7 @@ class Export:
             if any(other[role]["fingerprint"] != fields["fingerprint"] for other in others):
                 raise Mismatch(
                     f"the {role}'s weights changed between two shards of {folder.path}",
-                    remedy="delete the shards of the one that is not to be served and run the same command again",
+                    remedy="delete the shards of the weights that will not be served and run the same command again",
                 )
         return {role: info_of(fields) for role, fields in first.items()}
 
@@ -226,7 +226,7 @@ class Export:
 
     @cached_property
     def _surprisal(self) -> NDArray[np.float32]:
-        """`[num_segments, num_surprisal_features]`, aligned with the labels."""
+        """Surprisal of the segments, `[num_segments, num_surprisal_features]`, aligned with the labels."""
         source = FeatureSource(self._store, "target", "surprisal", "all")
         surprisal: NDArray[np.float32] = source.read(
             self._labels, np.arange(len(self._labels))
@@ -250,7 +250,7 @@ class Export:
         return calibrated(pilot, self._infos(), config.segmentation, cost, limit, digest)
 
     def _likelihood(self, cost: Cost) -> LikelihoodReport | None:
-        """For the report of probes; None, with the reason said, when nothing can be calibrated."""
+        """Calibrate for the report of probes; when the pilot does not allow it, report why and return None."""
         try:
             return self._calibrated(cost)
         except InvalidRequest as error:
@@ -275,8 +275,8 @@ class Export:
             cost=cost,
             variants=variants,
             learning_curve=[
-                (fitter.num_contexts(one), fitter.predicted(one))
-                for one in (*curve, served)
+                (fitter.num_contexts(variant), fitter.predicted(variant))
+                for variant in (*curve, served)
                 if curve
             ],
             domains={
@@ -286,7 +286,7 @@ class Export:
         )
 
     def _cost(self, pair: Pair, pilot: Sequence[int] = ()) -> Cost:
-        """The costs, measured once on contexts of test questions, or of the shards `pilot`."""
+        """Return the costs, measured once on contexts of test questions, or of the shards `pilot`."""
         path = self._work / "cost.json"
         if not path.exists():
             numbers = pilot or self._samples.folder.numbers()
@@ -294,11 +294,13 @@ class Export:
                 context for number in numbers for context in self._contexts.contexts(number)
             ]
             test = [context for context in contexts if pilot or context.question.split == "test"]
-            some = test[:: max(1, len(test) // NUM_TIMED_CONTEXTS)][:NUM_TIMED_CONTEXTS]
+            timed_on = test[:: max(1, len(test) // NUM_TIMED_CONTEXTS)][:NUM_TIMED_CONTEXTS]
             write_json(
                 path,
                 asdict(
-                    measure(pair, some, self._config.segmentation, self._config.max_segment_tokens)
+                    measure_cost(
+                        pair, timed_on, self._config.segmentation, self._config.max_segment_tokens
+                    )
                 ),
             )
         try:
@@ -309,7 +311,7 @@ class Export:
             ) from error
 
     def _facts(self) -> dict[str, str | int | float]:
-        """Facts about the data's origin, for the report."""
+        """Return facts about the data's origin, for the report."""
         counted = self._clusters.counted()
         num_contexts = max(counted["num_contexts"], 1)
         facts: dict[str, str | int | float] = {
@@ -335,7 +337,7 @@ class Export:
         return facts
 
     def _texts(self, shard: int, row: int) -> tuple[str, str]:
-        """The end of the reasoning before a segment, and the segment."""
+        """Return the end of the reasoning before a segment, and the segment."""
         segment = self._samples.folder.rows(shard)[row]
         [context] = [
             context
@@ -367,7 +369,7 @@ class Export:
             )
 
     def _metrics(self, report: Report, name: str) -> dict[str, Any]:
-        """The metrics in a probe's card; the report has all of them."""
+        """Return the metrics in a probe's card; the report has all of them."""
         [variant] = [variant for variant in report.as_json()["variants"] if variant["name"] == name]
         verification = variant["verifications"][report.criterion]
         metrics = {
@@ -379,7 +381,7 @@ class Export:
             "right_means": report.criterion,
             "auroc": verification["auroc"]["value"],
             "wrong_accepted_at_95_right": verification["wrong_accepted"]["value"],
-            "ece": {use: one["value"] for use, one in variant["ece"].items()},
+            "ece": {use: error["value"] for use, error in variant["ece"].items()},
             "strictness": card_curve(report.recommendation.curve),
         }
         of_served_only = () if name == SERVED else ("verdicts", "strictness")

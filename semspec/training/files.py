@@ -29,10 +29,7 @@ _RECIPE = "restore it, or delete {} to make that stage again"
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write a Parquet table with one row per mapping."""
-    from pyarrow import (
-        Table,
-        parquet,
-    )  # only here: `replacing` is for installations without it, too
+    from pyarrow import Table, parquet  # not installed with every extra
 
     with replacing(path) as partial:
         parquet.write_table(Table.from_pylist(list(rows)), partial, compression="zstd")
@@ -52,7 +49,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """What a manifest says of a file."""
+    """A file's entry in a manifest."""
 
     sha256: str
     num_bytes: int
@@ -82,8 +79,8 @@ def check_format(work: Path) -> None:
     for path in sorted(work.glob("*/recipe.json")):
         if (found := read_json(path, _RECIPE.format(path.parent)).get("format", 1)) != DATA_FORMAT:
             raise Mismatch(
-                f"{work} has format {found!r}, this version makes format {DATA_FORMAT}",
-                remedy="it is left as it is: run `semspec train run` with another --work",
+                f"{work} has format {found!r}, this version writes format {DATA_FORMAT}",
+                remedy="run `semspec train run` with another --work; this folder is left unchanged",
             )
 
 
@@ -101,28 +98,28 @@ class StageFolder:
         elif differing := self.differing(recipe):
             raise Mismatch(
                 f"{self.path} was made with other settings ({'; '.join(differing)})",
-                remedy=f"give another --work, or delete {self.path} to make it again",
+                remedy=f"give another --work, or delete {self.path} to repeat this stage",
             )
 
     def differing(self, recipe: Mapping[str, Any]) -> list[str]:
-        """Settings of the folder that are not those of `recipe`. Raises: Mismatch when its recipe is damaged."""
-        wanted = flat(json.loads(json.dumps({"format": DATA_FORMAT, **recipe})), ".")
-        found = flat(read_json(self.recipe, _RECIPE.format(self.path)), ".")
+        """List settings of the folder that differ from `recipe`. Raises: Mismatch when the folder's are damaged."""
+        expected = flat(json.loads(json.dumps({"format": DATA_FORMAT, **recipe})))
+        found = flat(read_json(self.recipe, _RECIPE.format(self.path)))
         return [
-            f"{name}: {found.get(name)!r} there, {wanted.get(name)!r} now"
-            for name in sorted(found.keys() | wanted.keys())
-            if found.get(name) != wanted.get(name)
+            f"{name}: {found.get(name)!r} there, {expected.get(name)!r} now"
+            for name in sorted(found.keys() | expected.keys())
+            if found.get(name) != expected.get(name)
         ]
 
     def file(self, number: int, suffix: str) -> Path:
         return self.path / f"{number:05d}{suffix}"
 
     def numbers(self) -> list[int]:
-        """Numbers of the finished shards."""
+        """Return the numbers of the finished shards."""
         return sorted(int(path.stem) for path in self.path.glob("[0-9]" * 5 + ".json"))
 
     def manifest(self, number: int) -> Manifest | None:
-        """What the shard contains; None if it is not finished. Raises: Mismatch when its manifest is damaged."""
+        """Read the shard's manifest; None if it is not finished. Raises: Mismatch when the manifest is damaged."""
         path = self.file(number, ".json")
         if not path.exists():
             return None
@@ -130,11 +127,11 @@ class StageFolder:
             return _MANIFEST.validate_python(read_json(path))
         except ValidationError as error:
             raise Mismatch(
-                f"{path} is damaged: it is no manifest", remedy=AGAIN.format(path)
+                f"{path} is damaged: it is not a manifest", remedy=AGAIN.format(path)
             ) from error
 
     def manifests(self, numbers: Iterable[int]) -> list[Manifest]:
-        """Those of the finished shards among `numbers`."""
+        """Read the manifests of the finished shards among `numbers`."""
         return [manifest for number in numbers if (manifest := self.manifest(number))]
 
     def rows(self, number: int) -> list[Row]:
@@ -162,7 +159,7 @@ class StageFolder:
                 )
 
     def is_done(self, number: int, inputs: str = "") -> bool:
-        """Whether the shard is complete and made from these inputs."""
+        """Return whether the shard is complete and made from these inputs."""
         manifest = self.manifest(number)
         if manifest is None or manifest.inputs != inputs:
             return False

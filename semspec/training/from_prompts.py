@@ -1,16 +1,17 @@
 """Calibrates `likelihood` from prompts alone.
 
-The target's own answers set the threshold, and drafts at the same contexts tell how fast it is. Every segment that is
-written is kept, so a killed run goes on with the same command.
+The target's own answers set the threshold, and drafts at the same contexts give the speed. Every written segment is
+kept, so the same command resumes a killed run.
 """
 
 import argparse
 import asyncio
 import os
-from collections.abc import Sequence
-from contextlib import AsyncExitStack, aclosing
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import replace
 from itertools import islice
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,7 @@ from semspec.release import Release, ReleasedModel
 from semspec.reporting.files import json_lines, write_json
 from semspec.reporting.progress import Reporter
 from semspec.training.evaluation.acceptance import LEAST_SPEED_UP, default_rule
-from semspec.training.evaluation.quantiles import (
-    Basis,
-    QuantileReport,
-    calibrated_without_labels,
-)
+from semspec.training.evaluation.quantiles import Basis, QuantileReport, calibrated_without_labels
 from semspec.training.own_answers import (
     TOP_P,
     Answers,
@@ -38,17 +35,13 @@ from semspec.training.own_answers import (
     Settings,
     answer_all,
 )
-from semspec.types import (
-    ModelInfo,
-    Segmentation,
-    Writer,
-)
+from semspec.types import ModelInfo, Segmentation, Writer
 
 PROMPT_FIELDS = ("problem", "question")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of `semspec train calibrate --from-prompts`."""
+    """Add the options of `semspec train calibrate --from-prompts`."""
     group = parser.add_argument_group(
         "without labels", "a threshold from the target's own answers, instead of --config"
     )
@@ -59,7 +52,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="JSON lines with `problem` or `question`, such as MATH-500's",
     )
-    group.add_argument("--pair", metavar="NAME", help="a pair of `semspec pairs`, or both models:")
+    group.add_argument(
+        "--pair", metavar="NAME", help="pair listed by `semspec pairs`, instead of two models"
+    )
     for role in ROLES:
         group.add_argument(
             f"--{role}-model",
@@ -67,40 +62,27 @@ def add_options(parser: argparse.ArgumentParser) -> None:
             help="folder, GGUF file, hub id, or ID:FILE.gguf on the hub",
         )
     group.add_argument(
-        "--models", type=Path, metavar="FOLDER", help="where the files of the named pair lie"
+        "--models", type=Path, metavar="FOLDER", help="folder with the files of the named pair"
     )
     group.add_argument(
-        "--output", type=Path, metavar="FOLDER", help="of the release, for `semspec serve --pair`"
+        "--output", type=Path, metavar="FOLDER", help="folder of the release to write"
     )
-    group.add_argument(
-        "--num-prompts",
-        type=_positive,
-        metavar="N",
-        default=defaults.num_prompts,
-        help=f"the first N of the file (default {defaults.num_prompts})",
-    )
-    group.add_argument(
-        "--max-tokens",
-        type=_positive,
-        metavar="N",
-        default=defaults.max_tokens,
-        help=f"longest answer (default {defaults.max_tokens})",
-    )
-    group.add_argument(
-        "--temperature",
-        type=_temperature,
-        metavar="T",
-        default=defaults.temperature,
-        help=f"of both models, from 0 to 2 (default {defaults.temperature})",
-    )
-    group.add_argument(
-        "--quantile",
-        type=_quantile,
-        metavar="Q",
-        default=defaults.quantile,
-        help="share of the target's own segments below the threshold; more is stricter "
-        f"(default {defaults.quantile})",
-    )
+    numbers = {
+        "num_prompts": (_number(int, 1), "N", "use the first N prompts of the file"),
+        "max_tokens": (_number(int, 1), "N", "most tokens of an answer"),
+        "temperature": (_number(float, 0, 2), "T", "temperature of both models, from 0 to 2"),
+        "quantile": (
+            _number(float, 0.001, 0.9),
+            "Q",
+            "share of the target's own segments below the threshold; more is stricter",
+        ),
+    }
+    for name, (kind, metavar, text) in numbers.items():
+        default = getattr(defaults, name)
+        option = f"--{name.replace('_', '-')}"
+        group.add_argument(
+            option, type=kind, metavar=metavar, default=default, help=f"{text} (default {default})"
+        )
 
 
 def run(options: argparse.Namespace, reporter: Reporter) -> str:
@@ -110,7 +92,7 @@ def run(options: argparse.Namespace, reporter: Reporter) -> str:
     work = options.work or Path(".work") / f"prompts-{settings.name.replace('/', '-')}"
     _check_output(settings.output)
     report, infos = asyncio.run(_calibrate(settings, questions, work, reporter))
-    release = _write(settings, report, infos)
+    release = _write_release(settings, report, infos)
     lines = (
         report.table,
         "speed: without draft-ahead, which may be faster; how many wrong segments "
@@ -123,11 +105,11 @@ def run(options: argparse.Namespace, reporter: Reporter) -> str:
 
 def _settings(options: argparse.Namespace, reporter: Reporter) -> Settings:
     """Raises: InvalidRequest when options are missing or exclude each other."""
-    given = {role: getattr(options, f"{role}_model") for role in ROLES}
+    named = {role: getattr(options, f"{role}_model") for role in ROLES}
     if options.output is None:
         raise InvalidRequest("--output: missing", remedy="give the folder of the release")
     if options.pair is not None:
-        if any(given.values()):
+        if any(named.values()):
             raise InvalidRequest("--pair: give a named pair or two models, not both")
         pair = named_pair(options.pair)
         if pair is None:
@@ -141,12 +123,12 @@ def _settings(options: argparse.Namespace, reporter: Reporter) -> Settings:
             for role, file in pair.files.items()
         }
         name = pair.name
-    elif None in given.values():
+    elif None in named.values():
         raise InvalidRequest(
             "--from-prompts: name the models, by --pair NAME or by --draft-model and --target-model"
         )
     else:
-        models = {role: ModelChoice(str(model)) for role, model in given.items()}
+        models = {role: ModelChoice(str(model)) for role, model in named.items()}
         name = options.output.resolve().name
     return Settings(
         name,
@@ -162,18 +144,18 @@ def _settings(options: argparse.Namespace, reporter: Reporter) -> Settings:
 
 
 def _questions(path: Path, num_prompts: int) -> list[str]:
-    """The first questions of the file. Raises: InvalidRequest when it has none, or a line has none."""
+    """Read the first questions of the file. Raises: InvalidRequest when it has none, or a line has none."""
 
-    def question(place: str, row: dict[str, Any]) -> str:
+    def question(location: str, row: dict[str, Any]) -> str:
         text = next((row[name] for name in PROMPT_FIELDS if row.get(name)), None)
         if not isinstance(text, str):
             raise InvalidRequest(
-                f"{place} has neither `problem` nor `question`", remedy="one prompt a line"
+                f"{location} has neither `problem` nor `question`", remedy="one prompt a line"
             )
         return text
 
     rows = islice(json_lines(path), num_prompts)
-    found = [question(place, row) for place, row in rows]
+    found = [question(location, row) for location, row in rows]
     if not found:
         raise InvalidRequest(f"{path} has no prompt", remedy="give one a line")
     return found
@@ -189,7 +171,7 @@ def _check_output(output: Path) -> None:
 
 
 def _with_form(model: ModelChoice, threads: int | None) -> ModelChoice:
-    """Choose the form of a GGUF file's weights, which is part of its fingerprint, where it is auto."""
+    """Choose the form of a GGUF file's weights if it is auto; it is part of the fingerprint."""
     with loading(model.model, model.loaded_revision) as folder:
         form = resolve_form(model.model, folder, "auto", model.dtype, threads)
         return replace(model, dtype=form) if weights_file(folder) else model
@@ -198,7 +180,7 @@ def _with_form(model: ModelChoice, threads: int | None) -> ModelChoice:
 async def _calibrate(
     settings: Settings, questions: Sequence[str], work: Path, reporter: Reporter
 ) -> tuple[QuantileReport, dict[str, ModelInfo]]:
-    """The report, and what the engines say of the models."""
+    """Return the report, and the infos of the models."""
     async with AsyncExitStack() as stack:
         engines = dict[str, TransformersEngine]()
         for role in ROLES:
@@ -227,7 +209,9 @@ async def _calibrate(
     return calibrated_without_labels(answers.contexts(), settings.quantile, basis), infos
 
 
-def _write(settings: Settings, report: QuantileReport, infos: dict[str, ModelInfo]) -> Release:
+def _write_release(
+    settings: Settings, report: QuantileReport, infos: dict[str, ModelInfo]
+) -> Release:
     """Write the calibration and the `pair.json` that names it."""
     settings.output.mkdir(parents=True, exist_ok=True)
     write_json(settings.output / CALIBRATION_FILE, as_json(report.calibration))
@@ -240,15 +224,15 @@ def _write(settings: Settings, report: QuantileReport, infos: dict[str, ModelInf
 
 def _released(settings: Settings, role: str, info: ModelInfo) -> ReleasedModel:
     model: ModelChoice = getattr(settings, role)
-    place = model.name or model.model
-    if not model.name and Path(place).exists():
-        place = os.path.relpath(place, settings.output)
+    location = model.name or model.model
+    if not model.name and Path(location).exists():
+        location = os.path.relpath(location, settings.output)
     dtype: Any = model.dtype
-    return ReleasedModel(place, info.fingerprint, info.tokenizer, model.revision, dtype)
+    return ReleasedModel(location, info.fingerprint, info.tokenizer, model.revision, dtype)
 
 
 def _rule_sentence(release: Release, report: QuantileReport) -> str:
-    """What a request that names no strategy gets, and why."""
+    """Say which strategy a request that names none gets, and why."""
     speed = f"{report.chosen.speed_up.value:.2f} times the target's speed"
     if release.rule["strategy"] == "likelihood":
         return f"default of the release: likelihood, an estimate of {speed}"
@@ -258,20 +242,15 @@ def _rule_sentence(release: Release, report: QuantileReport) -> str:
     )
 
 
-def _positive(text: str) -> int:
-    return int(_number(text, 1, float("inf"), int(text) if text.isdigit() else 0))
+def _number(
+    kind: Callable[[str], float], least: float, most: float = inf
+) -> Callable[[str], float]:
+    """Return a converter for argparse that refuses numbers out of the range."""
 
-
-def _temperature(text: str) -> float:
-    return _number(text, 0, 2, float(text))
-
-
-def _quantile(text: str) -> float:
-    return _number(text, 0.001, 0.9, float(text))
-
-
-def _number(text: str, least: float, most: float, value: float) -> float:
-    """Raises: ArgumentTypeError when the value is out of range."""
-    if not least <= value <= most:
+    def convert(text: str) -> float:
+        with suppress(ValueError):
+            if least <= (value := kind(text)) <= most:
+                return value
         raise argparse.ArgumentTypeError(f"{text}: expected a number from {least:g} to {most:g}")
-    return value
+
+    return convert

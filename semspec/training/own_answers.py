@@ -15,13 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from semspec.decoding import prompts_of
+from semspec.decoding import render_prompts
 from semspec.decoding.repeats import repeated_index
-from semspec.decoding.steps import together, write_all
+from semspec.decoding.steps import gather_or_cancel, write_all
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.files import digest_of
 from semspec.pairs import ROLES
+from semspec.reporting.files import complete_lines
 from semspec.reporting.progress import Reporter, duration
 from semspec.training.evaluation.quantiles import OwnContexts
 from semspec.training.files import StageFolder
@@ -51,10 +52,10 @@ class ModelChoice:
     """A model of the pair to calibrate."""
 
     model: str
-    """Folder, GGUF file, hub id, or ID:FILE.gguf: what is loaded."""
+    """Folder, GGUF file, hub id, or ID:FILE.gguf to load."""
     dtype: str = "auto"
     name: str = ""
-    """What `pair.json` calls it; empty: as `model`."""
+    """Name in `pair.json`; empty: `model`."""
     revision: str | None = None
 
     @property
@@ -65,27 +66,27 @@ class ModelChoice:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the answers depend on, and the quantile."""
+    """Settings of the answers, and the quantile."""
 
     name: str
-    """Of the release."""
+    """Name of the release."""
     draft: ModelChoice
     target: ModelChoice
     output: Path
     num_prompts: int = 20
     temperature: float = 0.6
     max_tokens: int = 512
-    """Of an answer."""
+    """Token budget of an answer."""
     quantile: float = 0.1
     threads: int | None = None
-    """Of each model, as in `TransformersEngine.load`: the times depend on it."""
+    """CPU threads of each model, as in `TransformersEngine.load`; the measured times depend on it."""
 
     @property
     def sampling(self) -> SamplingParams:
         return SamplingParams(self.temperature, TOP_P)
 
     def recipe(self) -> dict[str, Any]:
-        """What must not change between two runs in one work folder, next to the models' fingerprints."""
+        """Return the settings that must not change between two runs in one work folder."""
         return {
             "sampling": asdict(self.sampling),
             "max_tokens": self.max_tokens,
@@ -96,18 +97,18 @@ class Settings:
 
 @dataclass(slots=True)
 class Answer:
-    """What is kept of an answer."""
+    """The stored part of an answer."""
 
     segments: list[Segment] = field(default_factory=list)
     timed_ms: float = 0.0
     """Time of the segments that were written while no other answer was."""
     num_timed_tokens: int = 0
     contexts: list[dict[str, Any]] = field(default_factory=list)
-    """Of each segment, once all are compared with drafts."""
+    """Comparison of each segment with a draft, once all segments are compared."""
 
     @property
     def is_ended(self) -> bool:
-        """Whether the target ended it."""
+        """Return whether the target ended it."""
         return bool(self.segments) and self.segments[-1].end.is_last
 
     @property
@@ -119,11 +120,7 @@ class Answers:
     """The answers in WORK/answers.jsonl: a line for each segment, and one for the comparison of a whole answer."""
 
     def __init__(
-        self,
-        work: Path,
-        settings: Settings,
-        questions: Sequence[str],
-        infos: dict[str, ModelInfo],
+        self, work: Path, settings: Settings, questions: Sequence[str], infos: dict[str, ModelInfo]
     ) -> None:
         """Raises: Mismatch when the folder has answers of other models or settings."""
         self.questions, self._settings = questions, settings
@@ -138,7 +135,7 @@ class Answers:
         return self._found[self._key(index)]
 
     def missing(self) -> list[int]:
-        """Numbers of the prompts whose answers are not there or not compared."""
+        """Return the numbers of the prompts whose answers are not written or not compared."""
         return [index for index in range(len(self.questions)) if not self.answer(index).contexts]
 
     def add_segment(self, index: int, segment: Segment, write_ms: float | None) -> None:
@@ -151,7 +148,7 @@ class Answers:
         self._append({"prompt": self._key(index), "contexts": contexts})
 
     def contexts(self) -> OwnContexts:
-        """All contexts of the answers. Raises: InvalidRequest if there are none."""
+        """Return all contexts of the answers. Raises: InvalidRequest if there are none."""
         answers = [self.answer(index) for index in range(len(self.questions))]
         rows = [(number, row) for number, answer in enumerate(answers) for row in answer.contexts]
         if not rows:
@@ -190,21 +187,17 @@ class Answers:
         self._take(row)
 
     def _read(self) -> None:
-        """Take in the file's whole lines, and cut off one that was not written to its end."""
+        """Read the answers of earlier runs. Raises: Mismatch when the file is damaged."""
         if not self._path.exists():
             return
-        data = self._path.read_bytes()
-        whole = data[: data.rfind(b"\n") + 1]
         try:
-            for line in whole.splitlines():
+            for line in complete_lines(self._path):
                 self._take(json.loads(line))
         except (ValueError, KeyError, TypeError) as error:
             raise Mismatch(
                 f"{self._path} is damaged: {error}",
                 remedy="delete it and run the same command again",
             ) from error
-        if whole != data:
-            os.truncate(self._path, len(whole))
 
     def _take(self, row: dict[str, Any]) -> None:
         answer = self._found[row["prompt"]]
@@ -285,7 +278,7 @@ class AnswerWriter:
         messages = [Message("user", self._answers.questions[index])]
         infos = await self._draft.info(), await self._target.info()
         encoded = self._target.encode(messages)
-        prompts = await prompts_of(messages, encoded, self._draft, *infos)
+        prompts = await render_prompts(messages, encoded, self._draft, *infos)
         return prompts.target, prompts.draft or prompts.target
 
     def _params(self, index: int, max_segments: int, max_tokens: int) -> GenerationParams:
@@ -301,12 +294,12 @@ class AnswerWriter:
 
 
 async def answer_all(writer: AnswerWriter, answers: Answers, reporter: Reporter) -> None:
-    """Make the missing answers: write the first ones alone and the others together, then compare one at a time."""
+    """Make the missing answers: write the first ones alone and the others in groups, then compare one at a time."""
     missing = answers.missing()
     num_all, begin = len(answers.questions), perf_counter()
     with reporter.bar("answers", num_all, "answers", num_all - len(missing)) as advance:
         for number, group in enumerate(_groups(missing)):
-            await together(writer.write(index, is_alone=len(group) == 1) for index in group)
+            await gather_or_cancel(writer.write(index, is_alone=len(group) == 1) for index in group)
             for index in group:
                 await writer.compare(index)
                 advance(1)

@@ -1,7 +1,6 @@
 """Runs all stages from a model pair to probes, each resumable, and estimates a run from a pilot of a few questions."""
 
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -13,13 +12,12 @@ from semspec.clustering.loading import load_equivalence
 from semspec.engine.hub import size_of
 from semspec.errors import InvalidRequest, Unavailable
 from semspec.probes.probe import layer_indices
-from semspec.reporting.files import read_json, write_json
-from semspec.reporting.progress import Reporter, duration
+from semspec.reporting.progress import Reporter
 from semspec.training.checks import check_models, check_output
-from semspec.training.config import PipelineConfig, limited
+from semspec.training.config import PipelineConfig
 from semspec.training.data.labels import Labels, gather_labels, read_labels, write_labels
 from semspec.training.data.pair import Pair
-from semspec.training.data.questions import gather, questions_recipe, stored_questions
+from semspec.training.data.questions import questions_recipe, stored_questions
 from semspec.training.data.stages import (
     ClustersStage,
     ContextsStage,
@@ -31,7 +29,7 @@ from semspec.training.estimate import (
     Estimate,
     PilotOverdue,
     fit_seconds,
-    groups_of,
+    group_questions,
     run_pilot,
     state_row_bytes,
 )
@@ -40,71 +38,7 @@ from semspec.training.files import StageFolder, check_format
 from semspec.types import Writer
 
 SHARDED = ("contexts", "samples", "clusters")
-WHOLE = ("labels", "probes", "report")
-
-BUDGET_S = 3600.0
-PILOT_LIMIT_S = 300.0
-"""Of the preset's pilot: a pair for which it takes longer is too slow for an hour."""
-LEAST_QUESTIONS, MOST_QUESTIONS = 40, 480
-"""Of the preset `laptop`: fewer are too few to calibrate on; the bundled probes learn from as many."""
-
-
-def scaled(
-    config: PipelineConfig, work: Path, reporter: Reporter, can_start: bool = True
-) -> PipelineConfig:
-    """`config` with as many questions as take `BUDGET_S` by the estimate, which is told and kept in `work`.
-    Raises: InvalidRequest when `work` has none and this command, a worker or a look, cannot start the run."""
-    kept = work / "preset.json"
-    if not kept.exists():
-        if not can_start:
-            raise InvalidRequest(
-                f"{work} has no run with this preset yet: `semspec train estimate --preset laptop` with the same "
-                "--config and --work chooses its number of questions"
-            )
-        config = limited(config, MOST_QUESTIONS)
-        pilot = Pipeline(config, work, reporter=reporter)
-        every, _ = gather(config.questions, config.evaluation_sets, config.shares)
-        pilot.questions = Questions(every, config.shard_questions)
-        pilot.check_start(range(len(pilot.questions)))
-        reporter.say(
-            f"a pilot of a few questions, at most {duration(PILOT_LIMIT_S)}, estimates the time first; Ctrl-C stops, "
-            "nothing is lost"
-        )
-        estimate = pilot.estimate(limit_s=PILOT_LIMIT_S)
-        has_own_test = any(source.role == "test" for source in config.questions)
-        num_all = sum(one.split != "test" or not has_own_test for one in every)
-        num = min(num_all, max(LEAST_QUESTIONS, int(num_all * BUDGET_S / estimate.total_s)))
-        scaled_estimate = estimate.times(num / num_all)
-        reporter.say(str(scaled_estimate))
-        write_json(kept, {"num_questions": num, "time": scaled_estimate.time, "is_agreed": False})
-    return limited(config, read_json(kept)["num_questions"])
-
-
-def told_estimate(work: Path) -> str:
-    """The estimate that `scaled` kept in `work`, in a line."""
-    kept = read_json(work / "preset.json")
-    return f"{kept['num_questions']} questions: {kept.get('time', 'of unknown time')}"
-
-
-def agree(work: Path, is_agreed: bool, reporter: Reporter) -> None:
-    """Ask whether to begin the run whose estimate `scaled` kept in `work`, unless that was agreed before.
-
-    Raises: InvalidRequest when the user declines, or there is no terminal to ask on.
-    """
-    kept = read_json(work / "preset.json")
-    if kept.get("is_agreed", True):  # a run that was begun by an earlier version does not know it
-        return
-    if not is_agreed:
-        others = "`semspec train calibrate --from-prompts` gives a rule in minutes"
-        if not sys.stdin.isatty():
-            raise InvalidRequest(
-                f"the run takes {kept['time']}", remedy=f"say --yes to begin it; {others}"
-            )
-        reporter.say(f"The run takes {kept['time']}. Begin? [y/N]")
-        if sys.stdin.readline().strip().casefold() not in ("y", "yes"):
-            raise InvalidRequest("not begun", remedy=f"the same command asks again; {others}")
-    reporter.say("Ctrl-C stops; the same command continues")
-    write_json(work / "preset.json", kept | {"is_agreed": True})
+PILOT_QUESTIONS = 2
 
 
 class Pipeline:
@@ -158,8 +92,8 @@ class Pipeline:
                 self.pair.forget()
             self.make(name)
         if not self._is_share():
-            for name in WHOLE:
-                self.make(name)
+            self._export.fit()  # makes the labels first
+            self._export.report(self.pair)
 
     def calibrate(self) -> None:
         """Calibrate `likelihood` on the pilot's shards, which a later run keeps; other workers' shares as in `run`.
@@ -211,32 +145,25 @@ class Pipeline:
         return self._shard[1] > 1
 
     def make(self, name: str, numbers: Sequence[int] | None = None) -> None:
-        """Run one stage, or its missing part. `numbers`: of the shards; None: all of this worker."""
-        if name in SHARDED:
-            numbers = self._mine if numbers is None else numbers
-            if name == "samples":
-                self._check_disk_space(numbers)
-            self.stages[name].make(numbers, self.reporter)
-            return
-        export = self._export  # makes the labels
-        if name == "probes":
-            export.fit()
-        elif name == "report":
-            export.report(self.pair)
+        """Make the missing shards of a stage. `numbers`: those of the shards; None: all of this worker."""
+        numbers = self._mine if numbers is None else numbers
+        if name == "samples":
+            self._check_disk_space(numbers)
+        self.stages[name].make(numbers, self.reporter)
 
     def _check_disk_space(self, numbers: Sequence[int]) -> None:
         if not (num_contexts := sum(map(self.samples.size, self.samples.missing(numbers)))):
             return
-        wanted, free = (
+        needed, free = (
             num_contexts * state_row_bytes(self.pair, self.config),
             shutil.disk_usage(self.work).free,
         )
         self.reporter.say(
-            f"states of {num_contexts} contexts: {size_of(wanted)} ({size_of(free)} free)"
+            f"states of {num_contexts} contexts: {size_of(needed)} ({size_of(free)} free)"
         )
-        if wanted > free:
+        if needed > free:
             raise Unavailable(
-                f"the samples want {size_of(wanted)} in {self.work}, {size_of(free)} are free: make room, "
+                f"the samples need {size_of(needed)} in {self.work}, {size_of(free)} are free: make room, "
                 "give another --work, or take fewer contexts (contexts.per_question)"
             )
 
@@ -275,11 +202,11 @@ class Pipeline:
     def _export(self) -> Export:
         return Export(self.config, self.work, self.labels, self.clusters, self.reporter)
 
-    def estimate(self, num_questions: int = 2, limit_s: float = inf) -> Estimate:
-        """Estimate the whole run, from a pilot in a temporary folder on `num_questions` at a time to train on, and as
+    def estimate(self, limit_s: float = inf) -> Estimate:
+        """Estimate the whole run from a pilot in a temporary folder, on `PILOT_QUESTIONS` at a time to train on and as
         many for the report. After `limit_s` seconds of writing, a lower bound from the questions begun until then."""
-        every = self.questions.all
-        groups = groups_of(every, num_questions)
+        questions = self.questions.all
+        groups = group_questions(questions, PILOT_QUESTIONS)
         if not self.pair.is_loaded:
             with self.reporter.busy("loading the models"):
                 self.pair.models  # noqa: B018  (load before timing)
@@ -291,24 +218,24 @@ class Pipeline:
                 [question for group in groups for question in group], len(groups[0])
             )
             try:
-                piloted = run_pilot(pilot.clusters, groups, every, self.reporter)
+                piloted = run_pilot(pilot.clusters, groups, questions, self.reporter)
             except PilotOverdue as overdue:
-                seconds = overdue.seconds * len(every) / overdue.num_begun
-                return Estimate(len(every), 0, {"pilot": seconds}, 0, free, is_lower_bound=True)
-            fits = fit_seconds(self.config, piloted, every, self.reporter)
-        contexts = sum(piloted.contexts[question.split == "test"] for question in every)
+                seconds = overdue.seconds * len(questions) / overdue.num_begun
+                return Estimate(len(questions), 0, {"pilot": seconds}, 0, free, is_lower_bound=True)
+            fits = fit_seconds(self.config, piloted, questions, self.reporter)
+        contexts = sum(piloted.contexts[question.split == "test"] for question in questions)
         stages = piloted.stage_s | {"probes": fits}
-        return Estimate(len(every), round(contexts), stages, round(piloted.states_bytes), free)
+        return Estimate(len(questions), round(contexts), stages, round(piloted.states_bytes), free)
 
     def status(self) -> list[str]:
-        """One line per stage with its number of finished shards."""
+        """Return one line per stage with its number of finished shards."""
         return [
             f"{name:<9} {len(StageFolder(self.work / name).numbers())} of {len(self.questions)} shards"
             for name in SHARDED
         ]
 
     def damaged(self) -> list[str]:
-        """Files that differ from their manifests, and recipes that differ from the configuration."""
+        """List files that differ from their manifests, and recipes that differ from the configuration."""
         bare = Pipeline(self.config, self.work)
         bare.questions = Questions([], 1)  # the stored ones may be damaged
         recipes = {"questions": questions_recipe(self.config)}
@@ -317,11 +244,12 @@ class Pipeline:
         for folder in (StageFolder(self.work / name) for name in (*recipes, "labels")):
             if folder.recipe.exists():
                 found += [
-                    f"{folder.recipe}: {one}" for one in folder.differing(recipes[folder.path.name])
+                    f"{folder.recipe}: {name}"
+                    for name in folder.differing(recipes[folder.path.name])
                 ]
             found += [
-                f"{folder.path}/{one}"
+                f"{folder.path}/{name}"
                 for number in folder.numbers()
-                for one in folder.damaged(number)
+                for name in folder.damaged(number)
             ]
         return found

@@ -67,13 +67,14 @@ class GenerationParams:
     is_ahead: bool = False
     """Draft-ahead: the call starts after others and is evicted before them."""
     grammar: str = ""
-    """Of all segments of the context and of this call, in llguidance's Lark syntax; only if `supports_grammars`."""
+    """Grammar of all segments of the context and of this call, in llguidance's Lark syntax; only if
+    `supports_grammars`."""
     penalties: Penalties = NO_PENALTIES
-    """On all segments of the context and of this call together; only if `ModelInfo.supports_penalties`."""
+    """Penalties over all segments of the context and of this call; only if `ModelInfo.supports_penalties`."""
     retrieval: Retrieval | None = None
-    """Of `propose`. None: the model proposes."""
+    """Makes `propose` retrieve tokens; None: the model proposes."""
     min_tokens: int = 0
-    """End-of-sequence is not drawn before so many tokens; only if `ModelInfo.supports_penalties`."""
+    """End-of-sequence is not drawn before this many tokens; only if `ModelInfo.supports_penalties`."""
     stops: tuple[str, ...] = ()
     """Texts that end the call with the token that completes the first of them in the output, which is all segments of
     the context and of this call. They do not change a draw."""
@@ -81,7 +82,7 @@ class GenerationParams:
     """Whether `stops` are looked for in the answer alone, and not in the reasoning before it."""
 
     def is_complete(self, num_segments: int, num_tokens: int, end: SegmentEnd) -> bool:
-        """Whether nothing follows that many segments and tokens, the last of which ended so."""
+        """Return whether a call with this many segments and tokens, the last of which ended so, is complete."""
         return end.is_last or num_tokens >= self.max_tokens or 0 < self.max_segments <= num_segments
 
 
@@ -133,7 +134,7 @@ class Distribution:
 
     @classmethod
     def certain(cls, token_id: int) -> "Distribution":
-        """Of a token that was not drawn."""
+        """Return the distribution of a token that was not drawn."""
         return cls(struct.pack("<I", token_id), struct.pack("<f", 1.0))
 
 
@@ -211,7 +212,7 @@ class ModelInfo:
 
     @property
     def has_model(self) -> bool:
-        """Whether the service runs a model; a draft service may have a datastore alone."""
+        """Return whether the service runs a model; a draft service may have only a datastore."""
         return bool(self.fingerprint)
 
 
@@ -251,13 +252,13 @@ class VerifierInfo:
     """Fingerprint of the tokenizer that the draft had when its probe was trained; empty: not checked."""
     target_tokenizer: str = ""
     projections: tuple["ProbeProjections", ...] = ()
-    """What engines can compute for the probes, by the probes' name; those that use no states are not listed."""
+    """Projections that engines can compute, by the probes' name; probes that use no states are not listed."""
     equivalence: str = ""
     """Name of the equivalence of meaning that it clusters by; empty: it has none."""
 
     @property
     def has_probes(self) -> bool:
-        """Whether there are probes; a pair may be served without."""
+        """Return whether there are probes; a pair may be served without."""
         return bool(self.draft_model)
 
 

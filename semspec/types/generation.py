@@ -43,7 +43,7 @@ class SegmentEnd(StrEnum):
 
     @property
     def is_last(self) -> bool:
-        """Whether nothing follows a segment that ended so."""
+        """Return whether nothing follows a segment with this end."""
         return self in (SegmentEnd.EOS, SegmentEnd.STOP)
 
 
@@ -68,12 +68,12 @@ class Piece:
 
     @property
     def num_bytes(self) -> int:
-        """Memory, about: a number of a tuple takes 8 bytes and itself 32."""
+        """Approximate bytes of memory: a number in a tuple takes 8 bytes, and 32 for itself."""
         return 200 + 40 * len(self.token_ids) + 4 * len(self.text)
 
 
 def shares_ordinary_tokens(tokenizer: str, other: str) -> bool:
-    """Whether tokenizers with these fingerprints have the same ordinary tokens with the same ids.
+    """Return whether tokenizers with these fingerprints have the same ordinary tokens with the same ids.
 
     A fingerprint is `ORDINARY.ADDED`: added tokens, such as special tokens, may differ.
     """
@@ -108,9 +108,9 @@ class Message:
     role: Role
     content: str
     tool_calls: str = ""
-    """Of an assistant: a JSON list in OpenAI's format; empty: none."""
+    """Calls of an assistant: a JSON list in OpenAI's format; empty: none."""
     tool_call_id: str = ""
-    """Of a tool: the call that it answers; empty: not given."""
+    """The call that a tool's message answers; empty: not given."""
     name: str = ""
     """Name of the participant or tool, which the chat template may show; empty: not given."""
 
@@ -133,7 +133,7 @@ class Conversation:
     """A JSON object of scalars by name; empty: none."""
 
     def with_known(self, names: Sequence[str]) -> "Conversation":
-        """The conversation with only those of its variables that are among `names`."""
+        """Return the conversation without variables that are not in `names`."""
         if not self.variables:
             return self
         known = {name: value for name, value in json.loads(self.variables).items() if name in names}
@@ -183,8 +183,8 @@ SAMPLING_BOUNDS = {"temperature": (0.0, inf), "top_p": (LEAST_POSITIVE, 1.0), "m
 
 @dataclass(frozen=True, slots=True)
 class Penalties:
-    """What is done to logits before a token is drawn, by the tokens written before; logprobs and scores are made from
-    logits without it. In this order: `logit_bias` is added, `repetition` divides positive logits of tokens in prompt or
+    """Changes to the logits before a token is drawn, by earlier tokens; logprobs and scores are computed from logits
+    without them. In this order: `logit_bias` is added, `repetition` divides positive logits of tokens in prompt or
     output and multiplies negative ones, `frequency` and `presence` are subtracted, for each occurrence in the output
     and once."""
 
@@ -196,7 +196,7 @@ class Penalties:
 
     @property
     def is_neutral(self) -> bool:
-        """Whether nothing changes."""
+        """Return whether nothing changes."""
         return self == NO_PENALTIES
 
 
@@ -204,13 +204,13 @@ NO_PENALTIES = Penalties()
 
 
 def derive_seed(seed: int, purpose: str, position: int) -> int:
-    """A 64-bit seed for the random stream `purpose` at `position`."""
+    """Return a 64-bit seed for the random stream `purpose` at `position`."""
     stream = struct.pack("<Qq", seed, position) + purpose.encode()
     return int.from_bytes(hashlib.blake2b(stream, digest_size=8).digest(), "little")
 
 
 def uniform(seed: int, purpose: str, position: int) -> float:
-    """The random number in [0, 1) for these arguments; the same on every machine and every retry."""
+    """Return the random number in [0, 1) for these arguments; the same on every machine and every retry."""
     return (derive_seed(seed, purpose, position) >> 11) / (1 << 53)
 
 
@@ -322,11 +322,11 @@ class OpenText:
     token_id: int = 0
     """The last token of the text."""
     logprobs: tuple[TokenLogprob, ...] = ()
-    """Of the segment's next tokens, if requested."""
+    """Logprobs of the segment's next tokens, if requested."""
     first_logprob: int = 0
     """Index in the segment of the first of `logprobs`."""
     fallback: str | None = None
-    """As in `SegmentRecord`."""
+    """See `SegmentRecord.fallback`."""
 
 
 Event = SegmentRecord | OpenText | Drafted | Finished

@@ -76,12 +76,12 @@ def pairs(
         return
     rng = random.Random(f"pairs {seed}")
     for _ in range(num_pairs):
-        place = rng.randrange(len(document.steps))
-        said = "".join(segment + DELIMITER for segment in document.segments[:place])
-        solution = replay(document.problem.facts, said)
+        position = rng.randrange(len(document.steps))
+        so_far = "".join(segment + DELIMITER for segment in document.segments[:position])
+        solution = replay(document.problem.facts, so_far)
         assert solution is not None
         is_alone = rng.random() >= contextual
-        context = "" if is_alone else f"{document.problem.question}{DELIMITER}{said}"
+        context = "" if is_alone else f"{document.problem.question}{DELIMITER}{so_far}"
         first, second = _two_steps(solution, document, is_alone, rng)
         if rng.random() < 0.5:
             first, second = second, first
@@ -91,7 +91,7 @@ def pairs(
 def _two_steps(
     solution: Solution, document: Document, is_alone: bool, rng: random.Random
 ) -> tuple[Step, Step]:
-    """`is_alone`: without pronouns for who has the ball, whom only the context names."""
+    """Write two steps. `is_alone`: name the holder of the ball instead of using pronouns, which need the context."""
     options = list(solution.options(0.5))
     holder = None if is_alone else solution.holder
 

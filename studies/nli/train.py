@@ -1,7 +1,7 @@
 """Trains the NLI model of the language: `python -m studies.nli.train`. Resumable: run it again.
 
-What it took on a CPU: pairs alone first, then after their context, as they are judged; and a second question, dropped
-at the end, at every field of either step: does the other one state the same here?
+To train on a CPU it needs two steps: pairs alone come before pairs after their context, as they are judged; and an
+auxiliary question, dropped at the end, asks at every field of either step whether the other one states the same.
 """
 
 import argparse
@@ -116,10 +116,10 @@ class Learner(nn.Module):
             )
             fields = self.field_classifier(output.hidden_states[-2])[..., 0]
         is_field = batch.agreements != IGNORED
-        wanted = batch.agreements[is_field].float()
-        weights = torch.where(wanted == 0, 2.0, 1.0)
+        targets = batch.agreements[is_field].float()
+        weights = torch.where(targets == 0, 2.0, 1.0)
         field_loss = nn.functional.binary_cross_entropy_with_logits(
-            fields.float()[is_field], wanted, weights
+            fields.float()[is_field], targets, weights
         )
         return nn.functional.cross_entropy(output.logits.float(), batch.labels) + field_loss
 
@@ -178,9 +178,9 @@ class Examples:
         return Example(ids, types, agreements, pair.label)
 
     def _step(self, step: Step, other: Step) -> tuple[list[int], list[int]]:
-        stated, own = other.stated, step.stated
+        stated, values = other.stated, step.stated
         fields = [
-            (start, end, stated[name] == own[name])
+            (start, end, stated[name] == values[name])
             for start, end, name in step.fields
             if name in stated
         ]

@@ -58,14 +58,14 @@ def write_chat(seed: int, rng: random.Random) -> Chat:
                 rng.choice((rng.randrange(100_000), rng.choice(WORDS), document.problem.answer))
             )
             called = {"id": "1", "type": "function", "function": function}
-            said = {"role": "assistant", "content": "", "tool_calls": [called]}
-            turns = _user(asked), said, {"role": "tool", "content": result}
+            turn = {"role": "assistant", "content": "", "tool_calls": [called]}
+            turns = _user(asked), turn, {"role": "tool", "content": result}
             return Chat(turns, f"</think>\nThe tool says {result}.", (tool,))
         case "turns":
             before = write_document(seed + 1)
-            said = {"role": "assistant", "content": before.segments[-1].removeprefix("</think>\n")}
+            turn = {"role": "assistant", "content": before.segments[-1].removeprefix("</think>\n")}
             return Chat(
-                (_user(before.problem.question), said, _user(document.problem.question)),
+                (_user(before.problem.question), turn, _user(document.problem.question)),
                 document.solution,
             )
     return Chat((_user(_other_question(rng)),), POLITE)

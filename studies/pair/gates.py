@@ -114,7 +114,7 @@ def corrections(model: Qwen2ForCausalLM, seeds: range) -> dict[str, float]:
         document = write_document(seed, planted=0.3)
         solution = Solution(document.problem.facts)
         ids = TOKENIZER.encode(prompt_of(document.problem), add_special_tokens=False)
-        places: list[tuple[int, str]] = []
+        positions: list[tuple[int, str]] = []
         for step, segment in zip(document.steps[:-1], document.segments[:-1], strict=True):
             kind = str(step.claims[0][0]) + (
                 str(step.claims[0][1]) if step.claims[0][0] == "move" else ""
@@ -122,15 +122,15 @@ def corrections(model: Qwen2ForCausalLM, seeds: range) -> dict[str, float]:
             is_right = solution.is_right(step)
             assert solution.advance(step)
             ids += TOKENIZER.encode(segment + DELIMITER, add_special_tokens=False)
-            places.append(
+            positions.append(
                 (len(ids) - 1, f"{'right' if is_right else 'wrong'} {kind if not is_right else ''}")
             )
         logits = model(input_ids=torch.tensor([ids])).logits[0].float()
-        for place, name in places:
-            flags.setdefault(name, []).append(bool(logits[place, no] > logits[place, so]))
-    wrong = [flag for name, some in flags.items() if name.startswith("wrong") for flag in some]
+        for position, name in positions:
+            flags.setdefault(name, []).append(bool(logits[position, no] > logits[position, so]))
+    wrong = [flag for name, marks in flags.items() if name.startswith("wrong") for flag in marks]
     found = {"corrects": float(np.mean(wrong)), "flags_right": float(np.mean(flags["right "]))}
-    return found | {name: round(float(np.mean(some)), 3) for name, some in sorted(flags.items())}
+    return found | {name: round(float(np.mean(marks)), 3) for name, marks in sorted(flags.items())}
 
 
 def grading_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
@@ -147,14 +147,14 @@ def grades(model: Qwen2ForCausalLM, judged: list[Judged]) -> float:
     turn = grading_ids(TOKENIZER)
     digits = [TOKENIZER.encode(str(digit), add_special_tokens=False)[0] for digit in range(10)]
     scores: list[float] = []
-    for one in judged:
-        text = prompt_of(one.problem) + "".join(
-            segment + DELIMITER for segment in (*one.before, one.text)
+    for segment in judged:
+        text = prompt_of(segment.problem) + "".join(
+            segment + DELIMITER for segment in (*segment.before, segment.text)
         )
         ids = TOKENIZER.encode(text, add_special_tokens=False) + turn
         logits = model(input_ids=torch.tensor([ids])).logits[0, -1].float()
         scores.append(float(logits[digits].softmax(-1) @ torch.arange(10.0)))
-    return float(roc_auc_score([one.is_right for one in judged], scores))
+    return float(roc_auc_score([segment.is_right for segment in judged], scores))
 
 
 async def token_cost(model: Path, problems: list[Problem]) -> float:
@@ -165,8 +165,12 @@ async def token_cost(model: Path, problems: list[Problem]) -> float:
     params = GenerationParams(SamplingParams(0.0), max_segments=0, max_tokens=150)
     contexts = [Context((await engine.encode(prompt_of(problem)),)) for problem in problems]
     began = time.process_time()
-    written = [one for context in contexts async for one in engine.generate(context, params)]
-    return (time.process_time() - began) / sum(len(one.segment.token_ids) for one in written)
+    written = [
+        generated for context in contexts async for generated in engine.generate(context, params)
+    ]
+    return (time.process_time() - began) / sum(
+        len(generated.segment.token_ids) for generated in written
+    )
 
 
 def main() -> None:
@@ -184,8 +188,10 @@ def main() -> None:
                 judge(p, a)
                 for p, a in zip(problems, answers(model, problems, temperature), strict=True)
             ]
-            wrong = Counter(one.kinds for judged, _ in found for one in judged if not one.is_right)
-            steps = Counter(one.kinds for judged, _ in found for one in judged)
+            wrong = Counter(
+                segment.kinds for judged, _ in found for segment in judged if not segment.is_right
+            )
+            steps = Counter(segment.kinds for judged, _ in found for segment in judged)
             result[f"{role} {temperature}"] = {
                 "right": float(np.mean([is_right for _, is_right in found])),
                 "wrong steps": {name: f"{n}/{steps[name]}" for name, n in wrong.most_common(12)},
@@ -196,7 +202,7 @@ def main() -> None:
     )
     result["cost ratio"] = target / draft
     written = zip(problems, answers(models["draft"], problems, 0.6), strict=True)
-    drafted = [one for problem, answer in written for one in judge(problem, answer)[0]]
+    drafted = [segment for problem, answer in written for segment in judge(problem, answer)[0]]
     result["grades"] = grades(models["target"], drafted)
     print(json.dumps(result, indent=1), flush=True)
 

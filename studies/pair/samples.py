@@ -81,9 +81,9 @@ class Prefix:
 def sample(
     model: Qwen2ForCausalLM, prefix: Prefix, count: int, temperature: float
 ) -> list[list[int]]:
-    """`count` segments for each context, those of the first context first. A context's samples are one row, in which
-    each sees the context and its own tokens."""
-    cache, own = deepcopy(prefix.cache), torch.eye(count, dtype=torch.bool)
+    """Sample `count` segments for each context, those of the first context first. A context's samples are one row, in
+    which each sees the context and its own tokens."""
+    cache, own_tokens = deepcopy(prefix.cache), torch.eye(count, dtype=torch.bool)
     shape = len(prefix.mask), 1, count
     mask = prefix.mask.bool()[:, None, None].expand(*shape, -1)
     logits, positions = (
@@ -101,7 +101,7 @@ def sample(
         is_over |= torch.isin(token, ends)
         if is_over.all():
             break
-        mask = torch.cat([mask, own.expand(*shape, count)], 3)
+        mask = torch.cat([mask, own_tokens.expand(*shape, count)], 3)
         out = model(
             input_ids=token,
             attention_mask=mask,
@@ -111,45 +111,46 @@ def sample(
         )
         logits, positions = out.logits.float(), positions + 1
     return [
-        [one for one in row if one >= 0] for row in torch.stack(written, 2).flatten(0, 1).tolist()
+        [token_id for token_id in row if token_id >= 0]
+        for row in torch.stack(written, 2).flatten(0, 1).tolist()
     ]
 
 
 def look(
     model: Qwen2ForCausalLM, prefix: Prefix, index: int, segments: Sequence[Sequence[int]]
 ) -> dict[str, Tensor]:
-    """What a model computes of segments after the context `index`: by token, at each temperature, log-probability,
-    entropy, log rank and margin, `[segments, temperatures, LONGEST, 4]`; states of all layers at the last token, their
-    mean and maximum, and those before the segment, `[segments, layers * hidden]`."""
-    lengths = [len(one) for one in segments]
-    ids = torch.tensor([token for one in segments for token in one])
-    of = torch.arange(len(segments)).repeat_interleave(torch.tensor(lengths))
-    place = torch.cat([torch.arange(length) for length in lengths])
-    own = (of[:, None] == of) & (place[:, None] >= place)
+    """Compute a model's statistics of segments after the context `index`: by token, at each temperature,
+    log-probability, entropy, log rank and margin, `[segments, temperatures, LONGEST, 4]`; states of all layers at the
+    last token, their mean and maximum, and those before the segment, `[segments, layers * hidden]`."""
+    lengths = [len(item) for item in segments]
+    ids = torch.tensor([token for item in segments for token in item])
+    segment_index = torch.arange(len(segments)).repeat_interleave(torch.tensor(lengths))
+    position = torch.cat([torch.arange(length) for length in lengths])
+    visible = (segment_index[:, None] == segment_index) & (position[:, None] >= position)
     cache = DynamicCache(
-        [(one.keys[index, None], one.values[index, None]) for one in prefix.cache.layers]
+        [(item.keys[index, None], item.values[index, None]) for item in prefix.cache.layers]
     )
-    mask = torch.cat([prefix.mask[index].bool().expand(len(ids), -1), own], 1)
+    mask = torch.cat([prefix.mask[index].bool().expand(len(ids), -1), visible], 1)
     out = model(input_ids=ids[None], attention_mask=mask[None, None], use_cache=True, output_hidden_states=True,
-                position_ids=(prefix.mask[index].sum() + place)[None], past_key_values=cache)  # fmt: skip
+                position_ids=(prefix.mask[index].sum() + position)[None], past_key_values=cache)  # fmt: skip
     logits = torch.where(
-        place[:, None] == 0, prefix.logits[index], out.logits[0].float().roll(1, 0)
+        position[:, None] == 0, prefix.logits[index], out.logits[0].float().roll(1, 0)
     )
     statistics: list[Tensor] = []
     for temperature in TEMPERATURES:
         logs = (logits / temperature).log_softmax(-1)
         mine, top = logs.gather(1, ids[:, None]), logs.topk(2).values
-        each = [mine, -(logs.exp() * logs).sum(1, keepdim=True), (logs > mine).sum(1, keepdim=True).log1p(),
+        measures = [mine, -(logs.exp() * logs).sum(1, keepdim=True), (logs > mine).sum(1, keepdim=True).log1p(),
                 top[:, :1] - top[:, 1:]]  # fmt: skip
-        statistics.append(torch.cat(each, 1))
+        statistics.append(torch.cat(measures, 1))
     by_token = torch.zeros(len(segments), len(TEMPERATURES), LONGEST, 4)
-    by_token[of, :, place] = torch.stack(statistics, 1)
+    by_token[segment_index, :, position] = torch.stack(statistics, 1)
     states = torch.stack(out.hidden_states[1:], 2)[0].float().flatten(1).split(lengths)
     return {
         "statistics": by_token,
-        "last": torch.stack([one[-1] for one in states]),
-        "mean": torch.stack([one.mean(0) for one in states]),
-        "max": torch.stack([one.amax(0) for one in states]),
+        "last": torch.stack([item[-1] for item in states]),
+        "mean": torch.stack([item.mean(0) for item in states]),
+        "max": torch.stack([item.amax(0) for item in states]),
         "before": prefix.states[index].float().flatten().expand(len(segments), -1),
     }
 
@@ -168,13 +169,15 @@ def walk(
         writers = {index: "draft" if rng.random() < 0.7 else "target" for index in going}
         ahead: list[int] = []
         for role in ROLES:
-            own = [index for index in going if writers[index] == role]
+            indices = [index for index in going if writers[index] == role]
             written = (
-                sample(models[role], Prefix.of(models[role], [traces[i][-1] for i in own]), 1, 0.6)
-                if own
+                sample(
+                    models[role], Prefix.of(models[role], [traces[i][-1] for i in indices]), 1, 0.6
+                )
+                if indices
                 else []
             )
-            for index, segment in zip(own, written, strict=True):
+            for index, segment in zip(indices, written, strict=True):
                 place = traces[index][-1].after(segment)
                 if place and len(traces[index]) < 40:
                     traces[index].append(place)
@@ -200,9 +203,9 @@ def shard(models: dict[str, Qwen2ForCausalLM], seeds: Sequence[int]) -> dict[str
             of_place = counts[index // SAMPLES]
             of_place.setdefault(tuple(segment), np.zeros(4, np.int16))[column] += 1
     rows = [
-        (index, segment, own)
+        (index, segment, written_counts)
         for index, of_place in enumerate(counts)
-        for segment, own in of_place.items()
+        for segment, written_counts in of_place.items()
     ]
     found: dict[str, list[np.ndarray]] = {}
     for index, of_place in enumerate(counts):
@@ -218,7 +221,7 @@ def shard(models: dict[str, Qwen2ForCausalLM], seeds: Sequence[int]) -> dict[str
     arrays = {name: np.concatenate(parts) for name, parts in found.items()}
     return arrays | {
         "tokens": np.array([list(s) + [-1] * (LONGEST - len(s)) for _, s, _ in rows], np.int16),
-        "counts": np.array([own for _, _, own in rows]),
+        "counts": np.array([written_counts for _, _, written_counts in rows]),
         "is_right": np.array(
             [places[r[0]].solution.is_right(m) for r, m in zip(rows, meanings, strict=True)]
         ),

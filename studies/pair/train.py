@@ -130,7 +130,7 @@ class Skills:
                 self.top, self._since, self._shares = json.loads(file.read_text())
 
     def has(self, kind: str, is_shallow: bool) -> bool:
-        """Whether a stage for texts of this kind is over; a shallow model does not learn four passes."""
+        """Return whether a stage for texts of this kind is over; a shallow model does not learn four passes."""
         if kind == "passes":
             return (
                 self.top == NUM_HOPS and self._since > 100 and (is_shallow or self._least() > 0.97)
@@ -170,7 +170,7 @@ class Learner:
     """A model on its course."""
 
     def __init__(self, role: str, work: Path, device: str = "cpu", times: int = 1) -> None:
-        """`times`: how many times as large as planned batches are; their number is smaller by its root."""
+        """`times`: factor of the planned batch size; the number of steps is divided by its root."""
         self._role, self._folder, self._device, self._times = (
             role,
             work / role,
@@ -204,7 +204,7 @@ class Learner:
         return build_model(num_layers, self.tokenizer).to(self._device)
 
     def train(self, is_dry: bool = False) -> None:
-        """To the end of the course, on from the last checkpoint; `is_dry` only loads what there is."""
+        """Train to the end of the course from the last checkpoint; `is_dry` only loads the checkpoint."""
         if self._role != "base":
             base = Learner("base", self._folder.parent, str(self._device))
             base.train(is_dry=True)
@@ -250,12 +250,12 @@ class Learner:
                     log.info("%s", self._skills)
 
     def _loss(self, batch: Batch) -> Tensor:
-        ids, labels = self._there(batch.ids), self._there(batch.labels)
+        ids, labels = self._to_device(batch.ids), self._to_device(batch.labels)
         with torch.autocast(self._device.type, dtype=torch.bfloat16):
             out = self.model.model(input_ids=ids, use_cache=False, output_hidden_states=True)
             at = (labels[:, 1:] != IGNORED).nonzero(as_tuple=True)
             logits = self.model.lm_head(out.last_hidden_state[:, :-1][at]).float()
-        weight, wanted = self._there(batch.weights)[:, 1:][at], labels[:, 1:][at]
+        weight, wanted = self._to_device(batch.weights)[:, 1:][at], labels[:, 1:][at]
         losses = torch.nn.functional.cross_entropy(logits, wanted, reduction="none")
         loss = (losses * weight).sum() / weight.sum()
         self._note(batch, logits.argmax(1).cpu().numpy(), wanted.cpu().numpy())
@@ -277,21 +277,25 @@ class Learner:
         looked_up = (self._is_number[labels.clip(min=0)] & (labels != IGNORED)).nonzero()
         asked = [(layer, *looked_up, labels[looked_up]) for layer in (2, 3)]
         for hop in range(1, NUM_HOPS + 1):
-            some = batch.ways[:, hop - 1] >= 0
+            has_hop = batch.ways[:, hop - 1] >= 0
             asked.append(
-                (hop + 1, batch.rows[some], batch.columns[some], batch.ways[some, hop - 1])
+                (hop + 1, batch.rows[has_hop], batch.columns[has_hop], batch.ways[has_hop, hop - 1])
             )
-        asked = [(layer * max(min(depth, 24) // 6, 1), *where) for layer, *where in asked]
+        asked = [(layer * max(min(depth, 24) // 6, 1), *positions) for layer, *positions in asked]
         asked.append((depth * 11 // 12, *batch.judged.T))
         for layer, rows, columns, wanted in asked:
             if layer < depth and wanted.size:
                 with torch.autocast(self._device.type, dtype=torch.bfloat16):
-                    state = out.hidden_states[layer][self._there(rows), self._there(columns)]
+                    state = out.hidden_states[layer][
+                        self._to_device(rows), self._to_device(columns)
+                    ]
                     guess = self.model.lm_head(self.model.model.norm(state)).float()
-                total = total + torch.nn.functional.cross_entropy(guess, self._there(wanted))
+                total = total + torch.nn.functional.cross_entropy(guess, self._to_device(wanted))
         if batch.ways.size:
             with torch.no_grad():
-                state = out.last_hidden_state[self._there(batch.rows), self._there(batch.columns)]
+                state = out.last_hidden_state[
+                    self._to_device(batch.rows), self._to_device(batch.columns)
+                ]
                 scores = self.model.lm_head(state).float()[:, self._people]
             lengths = (batch.ways >= 0).sum(1)
             ends = batch.ways[np.arange(len(lengths)), lengths - 1]
@@ -300,7 +304,7 @@ class Learner:
                 self._skills.note(f"{batch.kind} {passes}", hits[lengths == passes])
         return total
 
-    def _there(self, values: np.ndarray) -> Tensor:
+    def _to_device(self, values: np.ndarray) -> Tensor:
         return torch.from_numpy(values).to(self._device, non_blocking=True)
 
 

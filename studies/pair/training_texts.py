@@ -66,7 +66,8 @@ class Batch:
         ).reshape(-1, NUM_HOPS)
         rows, columns = np.array([hop[:2] for hop in hops], np.int64).reshape(-1, 2).T
         judged = np.array(
-            [(row, *one) for row, text in enumerate(texts) for one in text.judged], np.int64
+            [(row, *judgement) for row, text in enumerate(texts) for judgement in text.judged],
+            np.int64,
         )
         return cls(kind, ids, labels, weights, rows, columns, ways, judged.reshape(-1, 3))
 
@@ -182,8 +183,8 @@ class Texts:
         is_judged = False
         for start, claim in rng.sample(drawn, len(drawn)):
             self._open(text, "So", is_judged)
-            told = f"So the ball starts with {facts.names[start]}.{DELIMITER}"
-            before = told if is_drill else self._before(writer, start)
+            start_sentence = f"So the ball starts with {facts.names[start]}.{DELIMITER}"
+            before = start_sentence if is_drill else self._before(writer, start)
             self._add(text, before.removeprefix("So"), is_learnt=False)
             step, way = Step((claim,)), self._way(facts, start, claim)
             mistakes = (
@@ -282,7 +283,7 @@ class Texts:
 
     def graded(self, problem: Problem, segments: Sequence[str], rng: random.Random) -> Text:
         """A solution up to a step, wrong in half of the cases where one is, and the grade of that step."""
-        are_right = [one.is_right for one in judge(problem, segments)[0]]
+        are_right = [segment.is_right for segment in judge(problem, segments)[0]]
         wanted = rng.random() < 0.5
         place = rng.choice(
             [i for i, is_right in enumerate(are_right) if is_right == wanted]
@@ -331,10 +332,10 @@ class Texts:
         return ids
 
 
-def _told_of(problem: Problem, what: str) -> str:
-    """The sentences of a question that match `what`, after its style."""
+def _told_of(problem: Problem, pattern: str) -> str:
+    """The sentences of a question that match `pattern`, after its style."""
     first, *others = re.findall(r"[^.?]+[.?]", problem.question)
-    return "".join([first, *(sentence for sentence in others if re.search(what, sentence))])
+    return "".join([first, *(sentence for sentence in others if re.search(pattern, sentence))])
 
 
 def token_weights(tokenizer: PreTrainedTokenizerFast) -> np.ndarray:

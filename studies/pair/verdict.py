@@ -49,7 +49,7 @@ class Rows:
 
     @cached_property
     def _alike(self) -> np.ndarray:
-        """Of each row, how often each model wrote its meaning at its place, `[rows, 4]`."""
+        """Counts of each row's meaning at its place, by model and temperature, `[rows, 4]`."""
         keys = np.stack([self["question"], self["context"], self["meaning"]], 1)
         group = np.unique(keys, axis=0, return_inverse=True)[1].reshape(-1)
         totals = np.zeros((group.max() + 1, 4), np.float32)
@@ -58,8 +58,8 @@ class Rows:
 
     def share(self, column: str, without_own: bool = False) -> np.ndarray:
         """Share of a model's samples that mean what a row means; `without_own`, of the other samples."""
-        own = self._alike[:, COLUMNS[column]]
-        return (own - 1).clip(min=0) / (SAMPLES - 1) if without_own else own / SAMPLES
+        alike = self._alike[:, COLUMNS[column]]
+        return (alike - 1).clip(min=0) / (SAMPLES - 1) if without_own else alike / SAMPLES
 
 
 class Net(nn.Module):
@@ -108,7 +108,7 @@ class Net(nn.Module):
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a probe reads, from which rows, and how it is fitted."""
+    """A probe's inputs, its training rows, and the settings of its fit."""
 
     name: str
     kind: str
@@ -123,15 +123,15 @@ def _surprisal(rows: Rows) -> np.ndarray:
     """Ten statistics of a segment's tokens under the target: length, and of log-probability, entropy and log rank the
     mean, the least and the greatest."""
     values = rows["target_statistics"][:, 1, :, :3].astype(np.float32)
-    there = (values != 0).any(-1, keepdims=True)
-    length = there.sum(1)
-    each = [
+    is_token = (values != 0).any(-1, keepdims=True)
+    length = is_token.sum(1)
+    statistics = [
         length,
         values.sum(1) / length,
-        np.where(there, values, 99).min(1),
-        np.where(there, values, -99).max(1),
+        np.where(is_token, values, 99).min(1),
+        np.where(is_token, values, -99).max(1),
     ]
-    return np.concatenate(each, 1)
+    return np.concatenate(statistics, 1)
 
 
 def _sequence(rows: Rows) -> np.ndarray:
@@ -170,17 +170,17 @@ RECIPES = (
 def fit(
     recipe: Recipe, rows: Rows, temperature: str, epochs: int, is_truth: bool
 ) -> Iterator[tuple[Net, float, float]]:
-    """For each seed the best net on validation, the last 15/85 of the questions, its loss there and its learning
-    rate; the first seed chooses that."""
+    """Yield for each seed the best net on validation, the last 15/85 of the questions, with its loss there and its
+    learning rate, which the first seed chooses."""
     inputs = torch.from_numpy(recipe.read(rows))
     label = torch.from_numpy(rows.share(f"target {temperature}"))
-    own = torch.from_numpy(rows.share(f"target {temperature}", without_own=True))
+    others = torch.from_numpy(rows.share(f"target {temperature}", without_own=True))
     weight = torch.from_numpy(rows.counts[:, [COLUMNS[name] for name in recipe.columns]].sum(1))
     is_own = torch.from_numpy(rows.counts[:, COLUMNS[f"target {temperature}"]] > 0)
     if is_truth:
         label = torch.from_numpy(rows["is_right"]).float()
     elif not recipe.is_squared:
-        label = torch.where(is_own, own, label)
+        label = torch.where(is_own, others, label)
     is_train = torch.from_numpy(rows.question < 70 / 85 * (rows.question.max() + 1))
     train, test = (torch.nonzero(mask & (weight > 0))[:, 0] for mask in (is_train, ~is_train))
     rates: tuple[float, ...] = RATES
@@ -216,16 +216,16 @@ def fit(
 
 def _loss(recipe: Recipe, logits: Tensor, label: Tensor, weight: Tensor) -> Tensor:
     if recipe.is_squared:
-        each = (logits.sigmoid() - label) ** 2
+        losses = (logits.sigmoid() - label) ** 2
     else:
-        each = nn.functional.binary_cross_entropy_with_logits(logits, label, reduction="none")
-    return (each * weight).sum() / weight.sum()
+        losses = nn.functional.binary_cross_entropy_with_logits(logits, label, reduction="none")
+    return (losses * weight).sum() / weight.sum()
 
 
 @torch.no_grad()
 def predict(net: Net, inputs: Tensor) -> Tensor:
     """Logits."""
-    return torch.cat([net(some.float()) for some in inputs.split(4096)])
+    return torch.cat([net(part.float()) for part in inputs.split(4096)])
 
 
 class Judge:
@@ -241,17 +241,17 @@ class Judge:
         self._draws = np.concatenate([np.ones((1, len(groups)), int), draws])
 
     def auroc(self, score: np.ndarray) -> np.ndarray:
-        """Of the truth; all questions first, then each draw."""
+        """Return the AUROC of the truth; all questions first, then each draw."""
         ranks = dense_ranks(score[self._of])
         return np.array(
             [auroc(ranks, self._truth, self._weight * draw[self._group]) for draw in self._draws]
         )
 
     def log_loss(self, score: np.ndarray) -> np.ndarray:
-        """Of the sampled share; all questions first, then each draw."""
+        """Return the log-loss of the sampled share; all questions first, then each draw."""
         p = score[self._of].clip(0.001, 0.999)
-        each = -(self._share * np.log(p) + (1 - self._share) * np.log(1 - p)) * self._weight
-        loss, weight = (np.bincount(self._group, values) for values in (each, self._weight))
+        losses = -(self._share * np.log(p) + (1 - self._share) * np.log(1 - p)) * self._weight
+        loss, weight = (np.bincount(self._group, values) for values in (losses, self._weight))
         return np.asarray(self._draws @ loss / (self._draws @ weight))
 
     def r2(self, score: np.ndarray) -> float:
@@ -296,16 +296,16 @@ def main() -> None:
             print(recipe.name, seed, rate, round(loss, 4), flush=True)
     for style, judge in enumerate(judges):
         found = {
-            name: {"auroc": judge.auroc(one), "log_loss": judge.log_loss(one)}
-            for name, one in scores.items()
+            name: {"auroc": judge.auroc(score), "log_loss": judge.log_loss(score)}
+            for name, score in scores.items()
         }
         for name, values in found.items():
             table = {key: _interval(drawn) for key, drawn in values.items()} | {
                 "r2": [round(judge.r2(scores[name]), 4)]
             }
-            if beside := found.get(f"{SEQUENCE.name} {name[-1]}"):
+            if sequence := found.get(f"{SEQUENCE.name} {name[-1]}"):
                 table |= {
-                    f"{key} beyond the sequence": _interval(values[key] - beside[key])
+                    f"{key} beyond the sequence": _interval(values[key] - sequence[key])
                     for key in values
                 }
             done.setdefault(name, {})[f"style {style}"] = table

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from semspec.reporting.document import write_text
+from semspec.reporting.document import Table, write_text
 from semspec.reporting.files import write_json
 from studies.simulate.engines import Host
-from studies.simulate.layouts import MIDDLE, RANGE, layout_table, rows
+from studies.simulate.layouts import HEADER, MIDDLE, RANGE, rows
 from studies.simulate.workload import Workload
 
 RESULTS = Path(__file__).parent / "results"
@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     acceptance, segment_tokens, _ = MIDDLE
     workload = replace(Workload(), acceptance=acceptance, segment_tokens=segment_tokens)
     host = Host()
-    table = layout_table(list(rows(workload, host, _say)))
+    table = Table(HEADER, [row.cells() for row in rows(workload, host, _say)])
     facts = {
         "label": "simulated",
         "workload": asdict(workload),

@@ -12,7 +12,8 @@ from itertools import islice
 
 from semspec.engine.steps import equal_shares
 from semspec.engine.worker import REUNION_S, STEP_TOKENS
-from semspec.rpc.replica import Health, best
+from semspec.rpc.replica import Health
+from semspec.rpc.selection import best
 from semspec.types import (
     SURPRISAL_FEATURES,
     Context,
@@ -36,11 +37,11 @@ class Host:
     """Times outside the engines, in ms; they do not depend on load."""
 
     call_ms: float = 2.0
-    """Of each call of an engine, there and back."""
+    """Round trip of each call of an engine."""
     judge_ms: float = 2.0
-    """Of judging a round and keeping its segments."""
+    """Judging a round and keeping its segments."""
     answer_ms: float = 10.0
-    """Of each answer: HTTP, tokenizing."""
+    """HTTP and tokenization of each answer."""
 
 
 @dataclass(slots=True, eq=False)
@@ -57,11 +58,11 @@ class _Call:
 
     @property
     def num_left(self) -> int:
-        """Tokens for the next step, if it had room."""
+        """Return the tokens for the next step, if it had room for them."""
         return self.num_to_feed or 1
 
     def advance(self, num_tokens: int) -> bool:
-        """Note a step with so many tokens of this call; whether it goes on."""
+        """Note a step with this many tokens of the call; return whether the call goes on."""
         if self.num_to_feed:
             self.num_to_feed -= num_tokens
             if self.num_to_feed or self.lengths:
@@ -76,17 +77,17 @@ class _Call:
 
 
 class Replica:
-    """The steps of one engine. `health`, `num_in_flight` and the like: what `semspec.rpc.replica` chooses by."""
+    """The steps of one engine. `health`, `num_in_flight` and the like: what `semspec.rpc.selection` chooses by."""
 
     health, is_overloaded = Health.SERVING, False
 
     def __init__(self, address: str, times: StepTimes, gpu: Gpu, idle_s: float) -> None:
-        """`idle_s`: of each step in which it leaves `gpu` to others."""
+        """`idle_s`: time of each step in which it leaves `gpu` to others."""
         self.address, self.num_in_flight = address, 0
         self.busy_s, self.num_steps = 0.0, 0
         """Time of all steps, and their number."""
         self.cached: dict[str, tuple[Piece, ...]] = {}
-        """What is fed of each session's context."""
+        """Pieces of each session's context that are fed."""
         self._times, self._gpu, self._idle_s = times, gpu, idle_s
         self._known_ms: dict[tuple[int, int], float] = {}
         self._waiting: list[_Call] = []
@@ -171,7 +172,7 @@ class SimulatedModel:
         segments = self._next(context, params)
         replica = best(self._replicas, params.session)
         num_to_feed = _fed(replica, params.session, context.pieces)
-        call = _Call(num_to_feed, [len(one.segment.token_ids) for one in segments])
+        call = _Call(num_to_feed, [len(generated.segment.token_ids) for generated in segments])
         async with aclosing(replica.results(call, len(segments))) as results:
             for generated in segments:
                 await anext(results)
@@ -189,8 +190,8 @@ class SimulatedModel:
             await anext(results)
         surprisal = (0.0,) * len(SURPRISAL_FEATURES)
         return [
-            SegmentScore(States(b"", (0, 0), ""), surprisal, len(one.token_ids), 0.0)
-            for one in segments
+            SegmentScore(States(b"", (0, 0), ""), surprisal, len(segment.token_ids), 0.0)
+            for segment in segments
         ]
 
     def _next(self, context: Context, params: GenerationParams) -> list[GeneratedSegment]:
@@ -204,20 +205,20 @@ class SimulatedModel:
             GeneratedSegment(
                 Segment(
                     "",
-                    (0,) * (one.draft_tokens if is_draft else one.target_tokens),
+                    (0,) * (segment.draft_tokens if is_draft else segment.target_tokens),
                     "",
                     self._writer,
                     SegmentEnd.EOS if number == len(planned) - 1 else SegmentEnd.BOUNDARY,
                 ),
-                States(bytes([one.is_accepted]), (1, 1), ""),
+                States(bytes([segment.is_accepted]), (1, 1), ""),
                 0.0,
             )
-            for number, one in chosen
+            for number, segment in chosen
         ]
 
 
 def _fed(replica: Replica, session: str, pieces: tuple[Piece, ...]) -> int:
-    """Number of tokens of `pieces` that the replica has yet to feed; it has all of them afterwards."""
+    """Return the number of tokens of `pieces` that the replica has yet to feed, and note that it has all of them."""
     cached = replica.cached.get(session, ())
     num_known = next(
         (i for i, (a, b) in enumerate(zip(cached, pieces, strict=False)) if a is not b), len(cached)
@@ -227,7 +228,7 @@ def _fed(replica: Replica, session: str, pieces: tuple[Piece, ...]) -> int:
 
 
 class SimulatedVerifier:
-    """Accepts what the answers say."""
+    """Accepts the segments that the planned answers accept."""
 
     def __init__(self, judge_s: float) -> None:
         self._judge_s = judge_s

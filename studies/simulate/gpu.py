@@ -1,20 +1,20 @@
-"""A GPU that several engines share: it serves their steps in slices, in turn, so that the times of their steps add."""
+"""A GPU that several engines share: it serves slices of their steps in turn, so that their times add up."""
 
 from collections.abc import Iterator
 from math import ceil, inf
 
 SLICE_S = 0.002
-"""Assumed, of processes that share a GPU by its default time slicing. Switching between them is left out."""
+"""Assumed time slice of processes that share a GPU by default. The cost of switching is neglected."""
 
 
 def slices(duration: float, longest: float) -> Iterator[float]:
-    """`duration` in equal parts of at most `longest`."""
+    """Split `duration` into equal parts of at most `longest`."""
     number = max(1, ceil(duration / longest))
     yield from (duration / number for _ in range(number))
 
 
 class Gpu:
-    """The time until which a GPU is taken. An engine takes the next slice when the one before has passed."""
+    """The time until which a GPU is busy. An engine takes its next slice when the previous one has passed."""
 
     def __init__(self, slice_s: float = inf) -> None:
         self.slice_s = slice_s

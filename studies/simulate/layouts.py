@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, product
 from pathlib import Path
 
-from semspec.reporting.document import Table
 from semspec.types import Writer
 from semspec_bench.gpu.shapes import PAPER
 from studies.simulate.engines import Host
@@ -151,8 +150,8 @@ def rows(workload: Workload, host: Host, say: Callable[[str], None]) -> Iterator
                 num_sessions=num_sessions,  # noqa: B023
                 host=host,
             )
-            own = replace(workload, acceptance=acceptance, segment_tokens=segment_tokens)
-            return simulate(setup, own.answers(max(16, 2 * num_sessions)))  # noqa: B023
+            load = replace(workload, acceptance=acceptance, segment_tokens=segment_tokens)
+            return simulate(setup, load.answers(max(16, 2 * num_sessions)))  # noqa: B023
 
         tp2 = run(LAYOUTS[0], MIDDLE)
         for layout in _layouts(context, num_sessions):
@@ -161,7 +160,3 @@ def rows(workload: Workload, host: Host, say: Callable[[str], None]) -> Iterator
             row = Row(layout, context, run(layout, MIDDLE), tp2, gains)
             say(" | ".join(row.cells()))
             yield row
-
-
-def layout_table(found: Sequence[Row]) -> Table:
-    return Table(HEADER, tuple(row.cells() for row in found))

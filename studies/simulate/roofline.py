@@ -15,34 +15,34 @@ from studies.simulate.times import StepTimes
 
 SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 TOKENS = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256, 384, 512, 768)
-"""Tokens of a step, beside one of each sequence."""
+"""Tokens of a step, in addition to one of each sequence."""
 GRAPH_TOKENS = 128
 """Tokens of the largest CUDA graph: vLLM's default for 64 requests a step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What a GPU reaches in a step."""
+    """Rates and times of a GPU in a step."""
 
     copy_bytes_per_s: float
-    """Of a large copy."""
+    """Bandwidth of a large copy."""
     bandwidth_share: float
-    """Share of it that a step reaches."""
+    """Share of the bandwidth that a step reaches."""
     flops_per_s: float
-    """Of a large matrix product in bf16."""
+    """Rate of a large matrix product in bf16."""
     flops_share: float
     fixed_ms: float
-    """Of each step: launches, sampling, the engine's host."""
+    """Fixed time of each step: launches, sampling, the engine's host."""
     all_reduce_us: float
-    """Of each of the two all-reduces of a layer, if GPUs share it."""
+    """Latency of each of the two all-reduces of a layer, if GPUs share it."""
     link_bytes_per_s: float
-    """Between GPUs, for the data of all-reduces."""
+    """Bandwidth between GPUs, for the data of all-reduces."""
     context_tokens: int
-    """Keys and values of each sequence."""
+    """Tokens with keys and values of each sequence."""
     chunk_ms: float
-    """Of each step in which a sequence has more than a token."""
+    """Additional time of each step in which a sequence has more than one token."""
     eager_ms: float
-    """The least of a step of more than `GRAPH_TOKENS`, whose kernels are launched one by one."""
+    """Least time of a step of more than `GRAPH_TOKENS`, whose kernels are launched one by one."""
 
 
 H100 = Rates(
@@ -59,18 +59,14 @@ H100 = Rates(
 )
 """The engine over vLLM with states: 28.6 ms a token of the 32B, 39.3 ms a read of 20 tokens, 66.1 ms one of 128. The
 share of the bandwidth is what gpt-fast reaches when decoding; all-reduces and the link are assumptions."""
-PLAIN = replace(
-    H100,
-    fixed_ms=1.0,
-    eager_ms=0.0,
-)
+PLAIN = replace(H100, fixed_ms=1.0, eager_ms=0.0)
 """vLLM without states: 27.0 ms a token of the 32B."""
 
 
 def step_ms(
     shape: Shape, rates: Rates, num_gpus: int, num_sequences: int, num_tokens: int
 ) -> float:
-    """Time of a step with `num_tokens` tokens of `num_sequences` sequences, layers shared by `num_gpus`."""
+    """Return the time of a step with `num_tokens` tokens of `num_sequences` sequences, layers shared by `num_gpus`."""
     num_weights = shape.num_body_parameters + shape.num_head_parameters
     read_bytes = (
         ELEMENT_BYTES * num_weights
@@ -84,12 +80,10 @@ def step_ms(
     shared_ms = 1e3 * max(read_s, products_s) / num_gpus + (
         rates.chunk_ms if num_tokens > num_sequences else 0.0
     )
-    own_ms = (
-        shared_ms
-        + rates.fixed_ms
-        + (_all_reduces_ms(shape, rates, num_tokens) if num_gpus > 1 else 0.0)
-    )
-    return max(own_ms, rates.eager_ms) if num_tokens > GRAPH_TOKENS else own_ms
+    total_ms = shared_ms + rates.fixed_ms
+    if num_gpus > 1:
+        total_ms += _all_reduces_ms(shape, rates, num_tokens)
+    return max(total_ms, rates.eager_ms) if num_tokens > GRAPH_TOKENS else total_ms
 
 
 def _all_reduces_ms(shape: Shape, rates: Rates, num_tokens: int) -> float:

@@ -30,7 +30,7 @@ class Setup:
     num_fitting: int = 1 << 30
     """Answers whose keys and values fit on the target's GPUs; further ones wait."""
     idle_ms: float = 0.0
-    """Of each step in which a GPU that draft and target share is free for the other: the host works."""
+    """Time of each step in which the host works and leaves a shared GPU to the other model."""
 
     @property
     def num_gpus(self) -> int:
@@ -55,7 +55,7 @@ class Result:
 
     @property
     def tokens_per_s(self) -> float:
-        """Of all sessions together, while all of them are busy."""
+        """Return the rate of all sessions together while all of them are busy."""
         return self.setup.num_sessions * self.num_tokens / sum(self.latencies_s)
 
     def percentile_s(self, percent: int) -> float:
@@ -65,7 +65,7 @@ class Result:
 
 
 def simulate(setup: Setup, answers: Sequence[Answer]) -> Result:
-    """Have the sessions write all of `answers`, each the next one when it is done."""
+    """Have the sessions write all of `answers`; each takes the next one when it is done."""
     return run(_Simulation(setup, answers).run())
 
 
@@ -101,9 +101,9 @@ class _Simulation:
     async def run(self) -> Result:
         loop = asyncio.get_running_loop()
         engines = [
-            asyncio.create_task(one.run())
+            asyncio.create_task(replica.run())
             for replicas in self._replicas.values()
-            for one in replicas
+            for replica in replicas
         ]
         left = iter(self._answers)
         await asyncio.gather(*(self._session(left) for _ in range(self._setup.num_sessions)))
@@ -115,11 +115,11 @@ class _Simulation:
             self._num_tokens,
             loop.time(),
             {
-                writer: sum(one.busy_s for one in replicas) / len(replicas) / loop.time()
+                writer: sum(replica.busy_s for replica in replicas) / len(replicas) / loop.time()
                 for writer, replicas in self._replicas.items()
             },
             {
-                writer: sum(one.num_steps for one in replicas)
+                writer: sum(replica.num_steps for replica in replicas)
                 for writer, replicas in self._replicas.items()
             },
         )
@@ -143,8 +143,7 @@ class _Simulation:
             max_tokens=1 << 30,
             strategy=DECODING[self._setup.strategy](
                 Options(
-                    acceptance=Acceptance("threshold", 0.5),
-                    draft_ahead=self._setup.draft_ahead,
+                    acceptance=Acceptance("threshold", 0.5), draft_ahead=self._setup.draft_ahead
                 )
             ),
             session=name,

@@ -30,7 +30,7 @@ class Workload:
     acceptance: float = 0.85
     """Share of all segments whose drafts are accepted, in random order."""
     answer_tokens: int = 800
-    """The last segment is cut, so that each answer has exactly so many."""
+    """The last segment is cut, so that each answer has exactly this many."""
     prompt_tokens: int = 100
 
     def answers(self, num_answers: int, seed: int = 0) -> list[Answer]:
@@ -42,8 +42,8 @@ class Workload:
         random.shuffle(verdicts)
         left = iter(verdicts)
         return [
-            Answer(self.prompt_tokens, tuple(Planned(n, n, next(left)) for n in own))
-            for own in lengths
+            Answer(self.prompt_tokens, tuple(Planned(n, n, next(left)) for n in answer_lengths))
+            for answer_lengths in lengths
         ]
 
     def _lengths(self, random: Random) -> list[int]:

@@ -18,10 +18,10 @@ from semspec.errors import Mismatch
 from semspec.stack import BUNDLED_PAIR
 from semspec_bench.gpu import __main__ as gpu
 from semspec_bench.gpu.engines import config_of, memory
-from semspec_bench.gpu.pair import _services, linked
+from semspec_bench.gpu.pair import _services, link_pair
 from semspec_bench.gpu.record import Record, bundle, holds, summary
 from semspec_bench.gpu.shapes import PAPER, TINY
-from semspec_bench.gpu.timing import Light, with_floors
+from semspec_bench.gpu.timing import PeakRates, with_floors
 
 
 def on_disk(folder: Path) -> dict[str, Any]:
@@ -143,17 +143,17 @@ def test_bundle_has_no_secrets_paths_or_logs(
 def test_pair_is_linked_from_a_folder_or_from_two_checkpoints_and_else_named(
     tmp_path: Path,
 ) -> None:
-    whole = linked(str(BUNDLED_PAIR), tmp_path)
+    whole = link_pair(str(BUNDLED_PAIR), tmp_path)
     assert (whole / "probes").is_dir() and (whole / "draft").resolve() == BUNDLED_PAIR / "draft"
-    bare = linked(f"{BUNDLED_PAIR}/draft,{BUNDLED_PAIR}/target", tmp_path)
+    bare = link_pair(f"{BUNDLED_PAIR}/draft,{BUNDLED_PAIR}/target", tmp_path)
     assert (bare / "target").resolve() == BUNDLED_PAIR / "target" and not (bare / "probes").exists()
     for pair, said in ((f"{tmp_path}/none", "there is no folder"), ("a,b,c", "DRAFT,TARGET")):
         with pytest.raises(Mismatch, match=said):
-            linked(pair, tmp_path)
+            link_pair(pair, tmp_path)
 
 
 def test_services_are_laid_out_as_planned(tmp_path: Path) -> None:
-    folder = linked(str(BUNDLED_PAIR), tmp_path)
+    folder = link_pair(str(BUNDLED_PAIR), tmp_path)
     services = dict(_services(folder, [80 << 30] * 2))
     assert json.loads(services["SEMSPEC_TARGET_VLLM_OPTIONS"]) == {"tensor_parallel_size": 2}
     assert (services["SEMSPEC_DRAFT_DEVICE"], services["SEMSPEC_TARGET_DEVICE"]) == (
@@ -191,7 +191,7 @@ def test_what_does_not_agree_is_said_and_ends_with_a_failure() -> None:
 def test_floor_is_the_larger_of_bytes_and_products() -> None:
     shape = TINY.target
     num_weights = shape.num_body_parameters + shape.num_head_parameters
-    slow_memory, slow_units = Light(1e6, 1e30), Light(1e30, 1e9)
+    slow_memory, slow_units = PeakRates(1e6, 1e30), PeakRates(1e30, 1e9)
     decode = {"what": "decode", "streams": 2, "tokens": 1, "context": 9}
     kept_bytes = 2 * 10 * shape.kv_bytes_per_token
     assert slow_memory.floor_ms(shape, decode) == pytest.approx(

@@ -106,7 +106,7 @@ def test_third_repeat_with_the_guard_fails_the_command(
     assert main([str(free), str(broken)]) == 1
     capsys.readouterr()
     assert main([str(tmp_path / "none")]) == 2
-    assert "holds no drafted segment" in capsys.readouterr().err
+    assert "contains no drafted segment" in capsys.readouterr().err
 
 
 def test_guard_is_switched_off_by_the_bench_alone() -> None:

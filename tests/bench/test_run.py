@@ -16,7 +16,7 @@ from semspec_bench import run as run_module
 from semspec_bench.cli import main
 from semspec_bench.configuration import parse
 from semspec_bench.record import read_records
-from semspec_bench.run import Comparison, Plan, default_folder, opened
+from semspec_bench.run import Comparison, Plan, default_folder, open_runners
 from semspec_bench.runners.protocol import RunnerError
 from semspec_bench.summary import load_run
 from semspec_bench.tasks import load_task
@@ -34,7 +34,7 @@ def plan(labels: Sequence[str] = LABELS, limit: int = 3, **changes: object) -> P
 def carry_out(made: Plan, folder: Path) -> None:
     async def run() -> None:
         runner = Comparison(made, folder, Reporter(quiet=True))
-        async with opened(made) as runners:
+        async with open_runners(made) as runners:
             await runner.run(runners)
 
     asyncio.run(run())

@@ -178,7 +178,7 @@ def test_what_no_task_can_ask_is_refused(tmp_path: Path) -> None:
         ('{"problem": "a", "answer": ["1"]}', ":1: field answer must be text or a number"),
         ('{"problem": "a", "answer": "1"}\n{"problem":', ":2 is not JSON"),
         ("[]", ":1 is not a JSON object"),
-        ("\n\n", "holds no question"),
+        ("\n\n", "contains no question"),
         ("\xff", "is not UTF-8"),
     ],
 )

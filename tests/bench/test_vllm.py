@@ -15,7 +15,7 @@ from semspec.stack.config import BUNDLED_PAIR
 from semspec.types import Message
 from semspec_bench.configuration import parse
 from semspec_bench.runners.protocol import Ask, NotApplicable, RunnerError
-from semspec_bench.runners.vllm import Site, open_vllm, reason, write_tokenizer
+from semspec_bench.runners.vllm import VllmServers, open_vllm, reason, write_tokenizer
 from semspec_demo.problems import make_problem
 from tests.helpers.processes import is_running, left_alive
 
@@ -92,7 +92,7 @@ def option(command: list[str], name: str) -> Any:
 
 def test_command_follows_the_model_and_the_device(tmp_path: Path) -> None:
     python = Path("/vllm/bin/python")
-    on_cpu = Site(BUNDLED_PAIR, python, False, tmp_path).command(parse("vllm/target"), 4711)
+    on_cpu = VllmServers(BUNDLED_PAIR, python, False, tmp_path).command(parse("vllm/target"), 4711)
     assert on_cpu[0] == str(python)
     assert option(on_cpu, "serve") == str(BUNDLED_PAIR / "target")
     assert (option(on_cpu, "--port"), option(on_cpu, "--max-model-len")) == ("4711", "4096")
@@ -100,7 +100,7 @@ def test_command_follows_the_model_and_the_device(tmp_path: Path) -> None:
     assert not any("eager" in one for one in on_cpu), "compiled, as vLLM is by default"
     # Two windows of keys and values: 36 layers of 128 numbers.
     assert int(option(on_cpu, "--kv-cache-memory-bytes")) == 2 * 4096 * 36 * 2 * 128 * 4
-    on_gpu = Site(BUNDLED_PAIR, python, True, tmp_path).command(parse("vllm/target"), 4711)
+    on_gpu = VllmServers(BUNDLED_PAIR, python, True, tmp_path).command(parse("vllm/target"), 4711)
     assert option(on_gpu, "--dtype") == "bfloat16"
 
 
@@ -134,7 +134,7 @@ def test_written_tokenizer_reads_as_ours_where_the_checkpoint_itself_does_not(
             "usage: vllm\nvllm: error: unrecognized arguments: --x\n\n",
             "vllm: error: unrecognized arguments: --x",
         ),
-        ("", "it said nothing"),
+        ("", "its log is empty"),
     ],
 )
 def test_reason_is_the_first_error_of_a_log_or_its_last_words(log: str, expected: str) -> None:

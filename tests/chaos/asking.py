@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import httpx
 
-from semspec.client import Gateway, refusal
+from semspec.client import Gateway, error_from_response
 from semspec.errors import Overloaded, Unavailable
 from tests.chaos.site import Site
 from tests.helpers.processes import GENEROUS_S
@@ -115,7 +115,7 @@ async def repeated(request: Request) -> Answer:
                             said["degraded"],
                         )
                     if response.status_code not in WORTH_A_RETRY:
-                        raise refusal(response)
+                        raise error_from_response(response)
                 await asyncio.sleep(RETRY_S)
     finally:
         watch.cancel()

@@ -98,7 +98,7 @@ async def test_broken_stream_goes_on_behind_the_last_event() -> None:
         ("GET", path, "3"),
     ]
     assert [line.rpartition("; ")[2] for line in breaks] == [
-        f"try {n} of 4 to go on" for n in (1, 2, 1)
+        f"try {n} of 4 to resume" for n in (1, 2, 1)
     ]
 
 
@@ -167,7 +167,7 @@ async def test_stream_that_a_gateway_ends_goes_on(code: str) -> None:
 
     breaks: list[str] = []
     assert await chunks(respond, breaks) == [1, 2, 3, 4]
-    assert breaks[1] == "the gateway let go (not here); try 2 of 4 to go on"
+    assert breaks[1] == "the gateway stopped (not here); try 2 of 4 to resume"
 
 
 async def test_error_of_a_failed_generation_is_raised_at_once() -> None:

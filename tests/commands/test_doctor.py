@@ -83,7 +83,7 @@ def test_pair_without_probes_has_nothing_to_fix(
     release = load_release(BUNDLED_PAIR / "probes")
     release = replace(release, draft_probe="", target_probe="", projections=(), rule={})
     models = {
-        role: replace(getattr(release, role), model=release.place(role))
+        role: replace(getattr(release, role), model=release.model_location(role))
         for role in ("draft", "target")
     }
     shutil.copy(BUNDLED_PAIR / "probes" / "likelihood.json", tmp_path)

@@ -196,7 +196,7 @@ def test_file_that_is_not_here_is_named_by_its_repository_and_revision(manifests
             ("--pair", "large"),
             "--pair: there is no pair 'large' and no such path; give a release's path, or small",
         ),
-        (("--models", "/tmp"), "--models: only with --pair NAME, whose files it has"),
+        (("--models", "/tmp"), "--models requires --pair NAME"),
     ],
 )
 def test_option_that_names_nothing_is_refused(words: tuple[str, ...], said: str) -> None:

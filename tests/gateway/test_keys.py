@@ -46,7 +46,7 @@ async def test_file_of_keys_is_read_again_when_it_changes(
     )
 
     file.write_text("broken")
-    await eventually(lambda: "cannot be used, the old stays" in caplog.text)
+    await eventually(lambda: "cannot be used, keeping the old" in caplog.text)
     assert await statuses(gateway, OURS, THEIRS) == [401, 200]
     assert "broken" not in caplog.text
 

@@ -354,7 +354,7 @@ class Counts:
     num_replicas: int
     num_in_flight: int
     num_hung: int
-    num_whole_states: int = 0
+    num_unprojected_states: int = 0
 
 
 def test_gauges_follow_the_pools() -> None:

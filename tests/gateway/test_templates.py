@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from semspec.decoding import Backends, Drafter, Generation, Prompts, Target, decode, prompts_of
-from semspec.decoding.loop import at_the_same_point
+from semspec.decoding import Backends, Drafter, Generation, Prompts, Target, decode, render_prompts
+from semspec.decoding.loop import align_reasoning
 from semspec.engine.checkpoint import chat_template_digest
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.errors import ContextTooLong, DeadlineExceeded, InvalidRequest, Unavailable
@@ -70,7 +70,7 @@ def rendered(engine: TransformersEngine) -> list[int]:
 
 async def prompts(drafter: Drafter, target: Target) -> Prompts:
     messages = [Message("user", QUESTION)]
-    return await prompts_of(
+    return await render_prompts(
         messages, target.encode(messages), drafter, await drafter.info(), await target.info()
     )
 
@@ -209,7 +209,7 @@ async def test_reasoning_that_a_request_leaves_out_is_left_out_of_the_drafts_pro
 def test_drafts_prompt_follows_the_targets_form_of_reasoning(
     draft: str, target: str, expected: str
 ) -> None:
-    assert at_the_same_point(Piece(draft, (), ""), Piece(target, (), "")).text == expected
+    assert align_reasoning(Piece(draft, (), ""), Piece(target, (), "")).text == expected
 
 
 async def test_draft_without_a_template_or_with_the_same_reads_the_targets_prompt(
@@ -222,11 +222,11 @@ async def test_draft_without_a_template_or_with_the_same_reads_the_targets_promp
         replace(await draft.info(), chat_template=""),
         replace(await draft.info(), chat_template=info.chat_template),
     ):
-        assert await prompts_of(
+        assert await render_prompts(
             messages, target.encode(messages), draft, draft_info, info
         ) == Prompts(prompt)
     plain = await target.encode(QUESTION)
-    assert await prompts_of(
+    assert await render_prompts(
         QUESTION, target.encode(QUESTION), draft, await draft.info(), info
     ) == Prompts(plain)
 

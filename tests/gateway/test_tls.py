@@ -88,7 +88,7 @@ def test_renewed_certificate_is_shown_without_a_restart(
 @pytest.mark.parametrize(
     ("files", "named", "remedy"),
     [
-        ({"SERVICE_CA": "tls.key"}, "SERVICE_CA", "no PEM certificate"),
+        ({"SERVICE_CA": "tls.key"}, "SERVICE_CA", "not contain a PEM certificate"),
         ({"SERVICE_CA": "absent"}, "SERVICE_CA", "cannot read"),
         (
             {"SERVICE_CA": "tls.crt", "SERVICE_KEY": "tls.key"},

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 from semspec.rpc.clients import RemoteBackend, RemoteDrafter, RemoteTarget, RemoteVerifier
 from semspec.rpc.connection import DEFAULT_OPTIONS, ClientOptions
-from semspec.rpc.replica import weight
+from semspec.rpc.selection import weight
 from semspec.rpc.server import ServiceServer
 from semspec.rpc.servicers import DraftServicer, Servicer, TargetServicer, VerifierServicer
 from semspec.settings import ServiceSettings

@@ -9,7 +9,7 @@ import pytest_asyncio
 
 from semspec.decoding import Backends, Generation
 from semspec.decoding.backends import WithoutProbes
-from semspec.decoding.loop import prompts_of
+from semspec.decoding.loop import render_prompts
 from semspec.protocols import Engine
 from semspec.types import Acceptance, Context, Message, SamplingParams, Segmentation, SegmentRecord
 from tests.helpers.calibrations import calibration
@@ -58,7 +58,9 @@ async def generation_of(backends: Backends) -> Generation:
     """A sampled answer in sentences, for which each model reads the question in its own template."""
     messages = (Message("user", QUESTION),)
     infos = await backends.drafter.info(), await backends.target.info()
-    prompts = await prompts_of(messages, backends.target.encode(messages), backends.drafter, *infos)
+    prompts = await render_prompts(
+        messages, backends.target.encode(messages), backends.drafter, *infos
+    )
     assert (
         prompts.draft is not None
         and "SmolLM" in prompts.draft.text

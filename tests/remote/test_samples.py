@@ -8,7 +8,7 @@ import pytest
 from semspec.errors import InvalidRequest, Unavailable
 from semspec.remote.client import Api
 from semspec.training.config import ServerSampler
-from semspec.training.data.pair import ServerWriter
+from semspec.training.data.writers import ServerWriter
 from semspec.types import (
     Context,
     GenerationParams,
@@ -76,7 +76,7 @@ async def test_sentence_ends_with_its_whole_token(local: Local, context: Context
 async def test_stream_that_breaks_off_is_no_sample(
     local: Local, context: Context, api: Api
 ) -> None:
-    with pytest.raises(Unavailable, match="broke off"):
+    with pytest.raises(Unavailable, match="closed the stream"):
         await sampled(local, context, api, Script([STEP], end=None), [1])
 
 

@@ -257,7 +257,7 @@ async def test_error_within_a_stream_comes_after_its_segments(
 
 @every_api
 async def test_stream_that_breaks_off_is_no_end(local: Local, context: Context, api: Api) -> None:
-    with pytest.raises(Unavailable, match="broke off"):
+    with pytest.raises(Unavailable, match="closed the stream"):
         await local.served(api, Script([STEP], end=None), context, TO_THE_END)
 
 

@@ -24,7 +24,7 @@ from semspec.errors import (
 from semspec.rpc import replica
 from semspec.rpc.calls import Methods
 from semspec.rpc.clients import RemoteTarget
-from semspec.rpc.replica import weight
+from semspec.rpc.selection import weight
 from semspec.rpc.servicers import TargetServicer
 from semspec.types import Writer
 from tests.helpers.fakes import FakeModel
@@ -220,7 +220,7 @@ async def test_replica_of_another_model_is_not_used_while_there_are_others(
     older, newer = FakeModel(Writer.TARGET), Newcomer(Writer.TARGET)
     async with targets(older, newer, num_met=1) as (target, (first, second)):
         newer.may_tell.set()
-        await until(lambda: f"{second.address} serves another model" in caplog.text)
+        await until(lambda: f"{second.address} serves a different model" in caplog.text)
         for index in range(10):
             await target.score(PROMPT, [SEGMENT], str(index))
         assert (target.pool.num_replicas, older.num_read, newer.num_read) == (1, 10, 0)

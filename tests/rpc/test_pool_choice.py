@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from semspec.rpc.replica import BALANCE, Health, best, capacity, weight
+from semspec.rpc.replica import Health
+from semspec.rpc.selection import BALANCE, best, capacity, weight
 
 NUM_SESSIONS = 3000
 SESSIONS = [f"session-{i}" for i in range(NUM_SESSIONS)]

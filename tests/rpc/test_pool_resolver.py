@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from semspec.errors import InvalidRequest
-from semspec.rpc import pool
-from semspec.rpc.pool import Endpoint, Resolver, look_up, parse_endpoints
+from semspec.rpc import resolver
+from semspec.rpc.resolver import Endpoint, Resolver, look_up, parse_endpoints
 
 
 class Names:
@@ -35,7 +35,7 @@ def test_list_holds_names_addresses_and_sockets() -> None:
     "addresses", ["target", "target:", ":50052", "::1:50052", "target:65536", "a:1,", "a:1,,b:1"]
 )
 def test_what_is_no_address_is_refused_by_name(addresses: str) -> None:
-    with pytest.raises(InvalidRequest, match="is no address: write host:port"):
+    with pytest.raises(InvalidRequest, match="is not an address: write host:port"):
         parse_endpoints(addresses)
 
 
@@ -83,7 +83,7 @@ async def test_resolver_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyP
         await asyncio.Event().wait()
         return []
 
-    monkeypatch.setattr(pool, "LOOKUP_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(resolver, "LOOKUP_TIMEOUT_S", 0.05)
     assert await Resolver("target:1", hang).resolve() == {"target:1": ""}
 
 

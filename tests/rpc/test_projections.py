@@ -64,7 +64,10 @@ async def a_segment(backends: Backends) -> tuple[Context, Segment]:
 
 def num_whole(backends: Backends) -> list[int]:
     assert isinstance(backends.drafter, RemoteDrafter) and isinstance(backends.target, RemoteTarget)
-    return [backends.drafter.pool.num_whole_states, backends.target.pool.num_whole_states]
+    return [
+        backends.drafter.pool.num_unprojected_states,
+        backends.target.pool.num_unprojected_states,
+    ]
 
 
 @pytest.mark.parametrize("strategy", ["semantic", "last-hidden", "surprisal"])

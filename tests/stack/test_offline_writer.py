@@ -6,7 +6,7 @@ import pytest
 
 from semspec.engine.causal_lm import CausalLM
 from semspec.training.config import ServerSampler
-from semspec.training.data.pair import CachedModel, EngineWriter, ServerWriter
+from semspec.training.data.writers import CachedModel, EngineWriter, ServerWriter
 from semspec.types import (
     Context,
     GenerationParams,

@@ -119,7 +119,7 @@ FAULTS: dict[str, tuple[str, Fault, str]] = {
     "a device that is not there": (
         "target",
         variable("SEMSPEC_TARGET_DEVICE", "cuda:99"),
-        "no device 'cuda:99' for .*; take 'cpu' or 'auto'",
+        "no device 'cuda:99' for .*; choose 'cpu' or 'auto'",
     ),
     "a setting that there is not": (
         "draft",

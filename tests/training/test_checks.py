@@ -128,7 +128,7 @@ def test_output_with_probes_of_another_format_is_refused_first(tmp_path: Path) -
     path.write_text(json.dumps(fields))
     config = support.config(tmp_path / "nowhere", tmp_path / "nowhere", tmp_path / "out")
     with pytest.raises(
-        Mismatch, match="contains probes of format 1, a run makes format 2; name another folder"
+        Mismatch, match="contains probes of format 1, a run writes format 2; name another folder"
     ):
         Pipeline(config, tmp_path / "work").run()
     assert not (tmp_path / "work").exists() and json.loads(path.read_text()) == fields

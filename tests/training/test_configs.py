@@ -17,11 +17,10 @@ from semspec.training.config import (
     DatastoreConfig,
     PipelineConfig,
     ServerSampler,
-    laptop,
-    limited,
     load_config,
     read_config,
 )
+from semspec.training.preset import laptop_preset, limit_questions
 from semspec.training.trainer.probes import Variants
 from semspec.training.trainer.recipe import FitRecipe
 from tests.manifests.policy import CONFINED
@@ -48,7 +47,7 @@ def test_configuration_loads(path: Path) -> None:
 @pytest.mark.parametrize("path", [*REAL_PAIRS, DEMO / "probes.yaml"], ids=lambda path: path.stem)
 def test_laptop_preset_takes_as_many_questions_as_it_is_told(path: Path) -> None:
     whole = load_config(path)
-    config = limited(laptop(whole), 100)
+    config = limit_questions(laptop_preset(whole), 100)
     limits = {
         role: [one.limit or 0 for one in config.questions if one.role == role]
         for role in ("train", "test")

@@ -98,7 +98,7 @@ def test_work_folder_of_another_format_is_refused_and_left_as_it_is(tmp_path: Pa
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     with pytest.raises(
         Mismatch,
-        match=r"has format 1, .* left as it is: run `semspec train run` with another --work",
+        match=r"has format 1, .* run `semspec train run` with another --work",
     ):
         check_format(tmp_path)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before

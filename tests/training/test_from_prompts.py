@@ -150,7 +150,7 @@ def test_command_writes_a_release_with_its_basis(release: Path) -> None:
     bundled = load_release(BUNDLED_PAIR / "probes")
     for role in ("draft", "target"):
         assert getattr(made, role).fingerprint == getattr(bundled, role).fingerprint
-        assert made.place(role) == str((BUNDLED_PAIR / role).resolve())
+        assert made.model_location(role) == str((BUNDLED_PAIR / role).resolve())
     assert made.likelihood == found.digest
     is_fast = found.own.speed_up >= 1.1
     assert made.rule["strategy"] == ("likelihood" if is_fast else "token-level")
@@ -211,7 +211,7 @@ def test_killed_run_loses_no_finished_segment(prompts: Path, release: Path, tmp_
     ("more", "complaint"),
     [
         (["--pair=nothing"], "give a named pair or two models"),
-        (["--config=pair.yaml"], "takes no --config"),
+        (["--config=pair.yaml"], "excludes --config"),
         (["--from-prompts=nowhere.jsonl"], "cannot read nowhere.jsonl"),
         ([f"--output={BUNDLED_PAIR / 'probes'}"], "contains probes"),
     ],

@@ -18,7 +18,8 @@ from semspec.release import load_release
 from semspec.reporting.progress import Reporter
 from semspec.training.config import load_config
 from semspec.training.files import read_rows
-from semspec.training.pipeline import Pipeline, agree, scaled
+from semspec.training.pipeline import Pipeline
+from semspec.training.preset import confirm_run, scale_to_budget
 from semspec.types import Context, GenerationParams, Message, SamplingParams, Writer
 from tests.helpers.checkpoints import loaded
 from tests.training import support
@@ -72,7 +73,7 @@ async def test_delivered_probes_serve_the_pair(run: Path, models: tuple[Path, Pa
     assert all("auroc" in card["metrics"] and "verdicts" not in card["metrics"] for card in cards)
     release = load_release(run / "out")
     assert release.rule == {"strategy": "target"}  # too few segments to recommend a rule
-    assert release.foreign_probes(info) is None and release.place("draft") == str(
+    assert release.probes_mismatch(info) is None and release.model_location("draft") == str(
         models[0].resolve()
     )
     assert [model.fingerprint for model in (release.draft, release.target)] == [
@@ -100,8 +101,7 @@ def test_report_is_whole_and_repeatable(run: Path, tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "work" / "probes")
     config = load_config(run / "pair.yaml").model_copy(update={"output": tmp_path / "out"})
     again = Pipeline(config, tmp_path / "work")
-    again.make("probes")
-    again.make("report")
+    again.run()
     for name in ("report/report.json", "report/report.html"):
         assert (tmp_path / "work" / name).read_bytes() == (run / "work" / name).read_bytes()
     delivered = [
@@ -148,7 +148,7 @@ def test_status_check_and_estimate(
     path = tmp_path / "work" / "samples" / "00002.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     assert pipeline.damaged() == [str(path)]
-    estimate = pipeline.estimate(2)
+    estimate = pipeline.estimate()
     assert estimate.num_questions == 20
     num_contexts = sum(
         pipeline.contexts.num_contexts(number) for number in range(len(pipeline.questions))
@@ -167,12 +167,12 @@ def test_preset_takes_as_many_questions_as_fit_its_time(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget_s: float, num_questions: int
 ) -> None:
     monkeypatch.setattr("semspec.training.estimate.LEAST_S", 0.0)
-    monkeypatch.setattr("semspec.training.pipeline.LEAST_QUESTIONS", 8)
-    monkeypatch.setattr("semspec.training.pipeline.BUDGET_S", budget_s)
+    monkeypatch.setattr("semspec.training.preset.LEAST_QUESTIONS", 8)
+    monkeypatch.setattr("semspec.training.preset.BUDGET_S", budget_s)
     for _ in range(2):  # the second time as the first has chosen
-        config = scaled(load_config(run / "pair.yaml"), tmp_path, Reporter(quiet=True))
+        config = scale_to_budget(load_config(run / "pair.yaml"), tmp_path, Reporter(quiet=True))
         assert config.questions[0].limit == num_questions
-        monkeypatch.setattr("semspec.training.pipeline.BUDGET_S", 1.0)
+        monkeypatch.setattr("semspec.training.preset.BUDGET_S", 1.0)
 
 
 def test_pilot_that_reaches_its_limit_tells_the_least_time(run: Path, tmp_path: Path) -> None:
@@ -186,10 +186,10 @@ def test_pilot_that_reaches_its_limit_tells_the_least_time(run: Path, tmp_path: 
 def estimated(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The work folder of a preset whose estimate is not agreed to yet."""
     monkeypatch.setattr("semspec.training.estimate.LEAST_S", 0.0)
-    monkeypatch.setattr("semspec.training.pipeline.PILOT_LIMIT_S", 0.0)
-    monkeypatch.setattr("semspec.training.pipeline.BUDGET_S", 1e-9)
-    monkeypatch.setattr("semspec.training.pipeline.LEAST_QUESTIONS", 8)
-    scaled(load_config(run / "pair.yaml"), tmp_path / "work", Reporter(quiet=True))
+    monkeypatch.setattr("semspec.training.preset.PILOT_LIMIT_S", 0.0)
+    monkeypatch.setattr("semspec.training.preset.BUDGET_S", 1e-9)
+    monkeypatch.setattr("semspec.training.preset.LEAST_QUESTIONS", 8)
+    scale_to_budget(load_config(run / "pair.yaml"), tmp_path / "work", Reporter(quiet=True))
     return tmp_path / "work"
 
 
@@ -213,16 +213,16 @@ def test_run_of_the_preset_asks_at_a_terminal(
     monkeypatch.setattr(terminal, "isatty", lambda: True)
     monkeypatch.setattr("sys.stdin", terminal)
     if reply == "y":
-        agree(estimated, False, Reporter(quiet=True))
-        agree(estimated, False, Reporter(quiet=True))  # it asks once
+        confirm_run(estimated, False, Reporter(quiet=True))
+        confirm_run(estimated, False, Reporter(quiet=True))  # it asks once
     else:
         with pytest.raises(InvalidRequest, match="not begun"):
-            agree(estimated, False, Reporter(quiet=True))
+            confirm_run(estimated, False, Reporter(quiet=True))
 
 
 def test_yes_is_remembered(estimated: Path) -> None:
-    agree(estimated, True, Reporter(quiet=True))
-    agree(estimated, False, Reporter(quiet=True))
+    confirm_run(estimated, True, Reporter(quiet=True))
+    confirm_run(estimated, False, Reporter(quiet=True))
 
 
 def test_long_work_shows_that_it_is_alive(

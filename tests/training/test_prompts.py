@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from semspec.decoding import prompts_of
+from semspec.decoding import render_prompts
 from semspec.engine.transformers_engine import TransformersEngine
 from semspec.training.config import ContextsConfig, PromptConfig
 from semspec.training.data.contexts import contexts_of, mixed_trace, prompts, trace_row
@@ -47,7 +47,7 @@ async def test_draft_samples_and_scores_after_its_own_prompt_as_when_served(
     rows, tensors = pair.sample(context)
     engine = TransformersEngine.load(str(folders[0]), writer=Writer.DRAFT, device="cpu")
     info, messages = await engine.info(), [Message("user", QUESTION.text)]
-    served = await prompts_of(
+    served = await render_prompts(
         messages, asyncio.sleep(0, start.target), engine, info, pair.target.info
     )
     assert served == start

@@ -50,7 +50,7 @@ def test_shards_of_two_workers_are_those_of_one_and_missing_ones_are_counted(
     with pytest.raises(
         InvalidRequest, match="2 of 5 shards of clusters are missing, the first is 00001"
     ):
-        first.make("labels")
+        _ = first.labels
     assert first.status() == [f"{name:<9} 3 of 5 shards" for name in SHARDED]
     second.run()
     assert digests(second) == digests(made)
@@ -251,6 +251,6 @@ def test_too_small_a_disk_is_told_before_the_first_forward(
     worker = Pipeline(made.config, tmp_path)
     worker.make("contexts")
     monkeypatch.setattr("semspec.training.pipeline.state_row_bytes", lambda *_: 10**15)
-    with pytest.raises(Unavailable, match=r"the samples want .* GB .* make room"):
+    with pytest.raises(Unavailable, match=r"the samples need .* GB .* make room"):
         worker.make("samples")
     assert worker.samples.folder.numbers() == []

@@ -96,7 +96,7 @@ def test_unfit_folders_are_refused_with_the_remedy(tmp_path: Path, labels: Label
 
 
 def test_features_a_role_does_not_have_are_refused(store: StateStore) -> None:
-    with pytest.raises(InvalidRequest, match="states only"):
+    with pytest.raises(InvalidRequest, match="only states"):
         FeatureSource(store, "draft", "states+surprisal", "all")
     with pytest.raises(InvalidRequest, match=f"layers 0 to {NUM_LAYERS - 1}"):
         FeatureSource(store, "target", "states", (0, NUM_LAYERS))

@@ -1,7 +1,7 @@
-"""python -m semspec_bench.gpu [--output DIR] [--minutes 30]: what this machine's GPUs allow; without one, says so.
+"""python -m semspec_bench.gpu [--output DIR] [--minutes 30]: measures this machine's GPUs.
 
-Run again after an interruption it keeps the stages that are done, on the same device with the same software. Its last
-line names a bundle with the results, to send.
+The same command resumes an interrupted run on the same device with the same software. Its last line names a bundle with
+the results, to send.
 """
 
 import argparse
@@ -26,12 +26,13 @@ import torch
 from semspec.commands import INTERRUPTED
 from semspec.errors import Mismatch
 from semspec.reporting.files import read_json
-from semspec.stack import BUNDLED_PAIR, parent_death
+from semspec.stack import BUNDLED_PAIR
+from semspec.stack.parent_death import bound_command
 from semspec_bench.environment import code_digest
-from semspec_bench.gpu.pair import HUB_PAIR, folder_of, linked, measure_answers, rows_of
+from semspec_bench.gpu.pair import HUB_PAIR, folder_of, link_pair, measure_answers, rows_of
 from semspec_bench.gpu.record import Facts, Record, Results, bundle, holds, summary
 from semspec_bench.gpu.shapes import SCALES, Scale
-from semspec_bench.gpu.timing import Light, measure_light, with_floors
+from semspec_bench.gpu.timing import PeakRates, measure_peak_rates, with_floors
 
 PACKAGES = ("torch", "vllm", "transformers", "numpy", "safetensors", "tokenizers")
 QUERIED = (
@@ -44,7 +45,7 @@ QUERIED = (
     "temperature.gpu",
 )
 NUM_FIXED = 4
-"""Of them, those that stay from run to run."""
+"""The first of them are equal in every run."""
 STAGES = {"light": (10, 60), "parity": (60, 150), "target": (120, 400), "draft": (60, 150), "tp2": (120, 240),
           "answers": (300, 640), "plain": (90, 160)}  # fmt: skip
 """Seconds that must be left for a stage to begin, and its limit."""
@@ -54,8 +55,8 @@ NO_VLLM = "vLLM is not installed where this runs: make setup TORCH_VARIANT=cuda"
 
 
 def gpu_state() -> dict[str, str]:
-    """Name, driver, memory, clocks, power limit and temperature, as printed by nvidia-smi; empty if it fails. Unlike
-    torch, it holds no memory."""
+    """Return name, driver, memory, clocks, power limit and temperature, as printed by nvidia-smi; empty if it fails.
+    Unlike torch, nvidia-smi takes no GPU memory."""
     query = ["nvidia-smi", f"--query-gpu={','.join(QUERIED)}", "--format=csv,noheader", "--id=0"]
     with suppress(OSError, subprocess.SubprocessError):
         answer = subprocess.run(
@@ -66,7 +67,7 @@ def gpu_state() -> dict[str, str]:
 
 
 def describe(device: str) -> Facts:
-    """Device and software: results belong together where these are equal."""
+    """Describe device and software; only results with equal descriptions belong together."""
     state = gpu_state() if device == "cuda" else {}
     facts: Facts = {
         "device": state.get("name", platform.machine()),
@@ -87,13 +88,13 @@ def num_gpus(device: str) -> int:
 
 
 def run_stage(name: str, chosen: Namespace, folder: Path, record: Record, limit_s: float) -> Facts:
-    """The row of a stage that runs in a process group of its own, which ends with it or at its limit."""
+    """Run a stage in a process group of its own, which ends with it or at its limit; return its record."""
     if name != "light" and find_spec("vllm") is None:
         return {"status": "skipped", "reason": NO_VLLM}
     if name == "tp2" and num_gpus(chosen.device) < 2:
         return {"status": "skipped", "reason": "it takes two GPUs"}
     path, pair = folder / f"{name}.json", folder
-    own = [
+    arguments = [
         "--stage",
         name,
         "--scale",
@@ -105,12 +106,14 @@ def run_stage(name: str, chosen: Namespace, folder: Path, record: Record, limit_
     ]
     if name == "answers":
         try:
-            pair = linked(chosen.pair, folder)
+            pair = link_pair(chosen.pair, folder)
         except Mismatch as error:
             return {"status": "skipped", "reason": str(error)}
-        own += ["--pair", str(pair), *(["--data", chosen.data] if chosen.data else [])]
+        arguments += ["--pair", str(pair), *(["--data", chosen.data] if chosen.data else [])]
     with (folder / f"{name}.log").open("w") as log:
-        code = _run_group([sys.executable, "-m", "semspec_bench.gpu", *own], log.fileno(), limit_s)
+        code = _run_group(
+            [sys.executable, "-m", "semspec_bench.gpu", *arguments], log.fileno(), limit_s
+        )
     facts: Facts = read_json(path) if path.exists() else {"rows": []}
     path.unlink(missing_ok=True)
     reason = facts.pop("error", f"it ended with {code}; {name}.log says why")
@@ -121,7 +124,9 @@ def run_stage(name: str, chosen: Namespace, folder: Path, record: Record, limit_
         shape = SCALES[chosen.scale].draft if name == "draft" else SCALES[chosen.scale].target
         gpus = 2 if name == "tp2" else 1
         facts = with_floors(
-            facts, shape, Light(gpus * light["bandwidth_bytes_per_s"], gpus * light["flops_per_s"])
+            facts,
+            shape,
+            PeakRates(gpus * light["bandwidth_bytes_per_s"], gpus * light["flops_per_s"]),
         )
     if code == 0:
         return {"status": "done", "facts": facts}
@@ -133,10 +138,13 @@ def run_stage(name: str, chosen: Namespace, folder: Path, record: Record, limit_
 
 
 def _run_group(command: Sequence[str], output: int, limit_s: float) -> int | None:
-    """The exit status of a process in a group of its own, which ends with this process; None: killed at its limit."""
-    own = [sys.executable, "-I", "-S", parent_death.__file__, str(os.getpid()), *command]
+    """Run a process in a group of its own, which ends with this process; return its exit status, None at the limit."""
     process = subprocess.Popen(
-        own, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+        bound_command(command),
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        start_new_session=True,
     )
     try:
         return process.wait(limit_s)
@@ -149,7 +157,7 @@ def _run_group(command: Sequence[str], output: int, limit_s: float) -> int | Non
 
 
 def stage_main(chosen: Namespace, results: Results) -> int:
-    """A stage in its own process; returns the exit code. The rows before an error stay."""
+    """Run a stage in this process and return the exit code. Rows before an error are kept."""
     torch.set_num_threads(1)
     scale = SCALES[chosen.scale]
     try:
@@ -169,8 +177,8 @@ def stage_main(chosen: Namespace, results: Results) -> int:
 
 async def measure(name: str, scale: Scale, device: str, results: Results) -> None:
     if name == "light":
-        return results.note(**measure_light(scale, torch.device(device)))
-    # Only here: they need what a service needs.
+        return results.note(**measure_peak_rates(scale, torch.device(device)))
+    # These imports need a service's packages.
     from semspec_bench.gpu.parity import measure_parity
     from semspec_bench.gpu.series import measure_shape
 
@@ -186,7 +194,7 @@ async def measure(name: str, scale: Scale, device: str, results: Results) -> Non
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code: 1 if a stage failed, or what was compared does not agree."""
+    """Return the exit code: 1 if a stage failed, or a comparison does not hold."""
     chosen = _parser().parse_args(arguments)
     if chosen.stage:
         return stage_main(chosen, Results(chosen.output))
@@ -195,9 +203,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "no CUDA device here: nothing measured (--scale tiny --device cpu tries the code without one)"
         )
         return 0
-    signal.signal(
-        signal.SIGTERM, signal.default_int_handler
-    )  # so that a stage ends with this process
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a stage ends with this process
     environment = describe(chosen.device)
     folder = (
         chosen.output

@@ -66,8 +66,8 @@ def checkpoint(shape: Shape, window: int) -> Iterator[Path]:
         yield Path(name)
 
 
-class Started:
-    """A vLLM of these arguments of `AsyncEngineArgs`; `seconds`: how long its start took after the import."""
+class MeasuredVllm:
+    """A running vLLM with these arguments of `AsyncEngineArgs`; `seconds`: duration of its start after the import."""
 
     def __init__(self, arguments: Facts, settings: ModelSettings) -> None:
         self._settings = settings
@@ -92,27 +92,30 @@ class Started:
         }
 
     async def check(self, results: Results, engine: VllmEngine) -> None:
-        """Note what a service's self-test says."""
+        """Record the result of a service's self-test."""
         try:
-            said, holds = await self_test(engine, self._settings), True
+            message, holds = await self_test(engine, self._settings), True
         except Mismatch as error:
-            said, holds = str(error), False
-        results.row("self-test", said=without_secrets(said), holds=holds)
+            message, holds = str(error), False
+        results.row("self-test", said=without_secrets(message), holds=holds)
 
     async def compare(self, results: Results) -> None:
-        """Note what `semspec plan` has for this engine beside what it takes."""
+        """Record the memory that `semspec plan` computes for this engine next to the memory that it takes."""
         options, model = self._settings.vllm_options, read_model(self._settings.model)
         found = memory(
             model, await self.facts(), options.tensor_parallel_size, options.max_num_batched_tokens
         )
-        for what, planned, measured in found:
-            off = abs(measured / planned - 1)
+        for quantity, planned, measured in found:
+            error = abs(measured / planned - 1)
             results.row(
-                f"planned, {what}", planned=planned, measured=measured, holds=off <= PLANNED_BAR
+                f"planned, {quantity}",
+                planned=planned,
+                measured=measured,
+                holds=error <= PLANNED_BAR,
             )
 
     async def write(self, tokens: Sequence[int], length: int, seed: int, temperature: float) -> int:
-        """Without our hooks; returns the number of tokens written."""
+        """Generate without our hooks; return the number of tokens written."""
         from vllm import SamplingParams
 
         sampling = SamplingParams(
@@ -130,7 +133,7 @@ class Started:
 def memory(
     model: Model, facts: Facts, num_gpus: int, batched: int
 ) -> Iterator[tuple[str, int, int]]:
-    """What, planned bytes and measured ones of each GPU; on a CPU, which computes in fp32, of keys and values only."""
+    """Yield quantity, planned and measured bytes of each GPU; on a CPU (in fp32), keys and values alone."""
     width = 1 if "used_bytes" in facts else 2
     kept_bytes = width * model.token_bytes(num_gpus, is_fp8=False) * facts["kv_tokens"]
     yield "keys and values", kept_bytes, facts["kv_bytes"]
@@ -144,21 +147,22 @@ def memory(
 
 
 @asynccontextmanager
-async def started(
+async def start_vllm(
     device: str, settings: Facts, extra: Facts, has_hooks: bool = True
-) -> AsyncIterator[tuple[Started, VllmEngine]]:
-    """`settings`: of `ModelSettings`; `extra`: of `AsyncEngineArgs`. Without hooks only `Started` works."""
-    own = {
+) -> AsyncIterator[tuple[MeasuredVllm, VllmEngine]]:
+    """Start vLLM and our engine over it. `settings`: fields of `ModelSettings`; `extra`: fields of `AsyncEngineArgs`.
+    Without hooks only `MeasuredVllm` works."""
+    defaults = {
         "engine": "vllm",
         "threads": GPU_THREADS if device == "cuda" else 1,
         "kv_bytes": CPU_KV_BYTES,
     }
     if device == "cpu":
         options = settings["vllm_options"]
-        own["vllm_options"] = {
+        defaults["vllm_options"] = {
             name: options[name] for name in options if name != "gpu_memory_utilization"
         }
-    chosen = ModelSettings.model_validate(settings | own)
+    chosen = ModelSettings.model_validate(settings | defaults)
     prepare_environment(chosen.threads or 1)
     check_installed()
     described, tokenizer = load_model(chosen, Writer.TARGET)
@@ -169,7 +173,7 @@ async def started(
     )
     if not has_hooks:
         arguments = {name: value for name, value in arguments.items() if name not in HOOKS}
-    llm = await asyncio.to_thread(Started, arguments, chosen)
+    llm = await asyncio.to_thread(MeasuredVllm, arguments, chosen)
     try:
         yield llm, VllmEngine(llm.core, tokenizer, Writer.TARGET)
     finally:

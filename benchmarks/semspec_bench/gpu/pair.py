@@ -10,51 +10,51 @@ from semspec.commands.plan import layouts, read_model, settings
 from semspec.engine.architecture import context_window
 from semspec.engine.hub import look_up, size_of
 from semspec.errors import Mismatch
+from semspec.pairs import ROLES
 from semspec.reporting.files import read_json
 from semspec.reporting.progress import Reporter
 from semspec.stack import BUNDLED_PAIR
 from semspec_bench.configuration import parse
-from semspec_bench.environment import ROLES
 from semspec_bench.gpu.engines import CPU_KV_BYTES
 from semspec_bench.gpu.record import Facts
 from semspec_bench.gpu.shapes import PAPER, Scale
 from semspec_bench.record import RECORDS, Record, read_records, write_answers
-from semspec_bench.run import Plan, perform
+from semspec_bench.run import Plan, run_plans
 from semspec_bench.tasks import load_task
 
 HUB_PAIR = ",".join(f"deepseek-ai/{shape.name}" for shape in (PAPER.draft, PAPER.target))
 STRATEGIES = "target", "draft", "token-level", "spec-reason", "semantic"
-"""The last one needs probes; a strategy that the pair cannot be served by is left out, with the reason."""
+"""The last one needs probes; a strategy that the pair does not support is skipped, with the reason."""
 CONTEXT, SESSIONS = 4096, 2
 
 
-def linked(pair: str, output: Path) -> Path:
-    """A folder of links to a pair: to a folder with draft/, target/ and perhaps probes/, or to two checkpoints with a
-    comma between them. Raises: Mismatch when one is not on this machine."""
-    given = Path(pair).absolute()
-    models = pair.split(",") if "," in pair else [str(given / role) for role in ROLES]
+def link_pair(pair: str, output: Path) -> Path:
+    """Make a folder of links to a pair: a folder with draft/, target/ and perhaps probes/, or two checkpoints separated
+    by a comma. Raises: Mismatch when one is not on this machine."""
+    base = Path(pair).absolute()
+    models = pair.split(",") if "," in pair else [str(base / role) for role in ROLES]
     if len(models) != len(ROLES):
         raise Mismatch(f"--pair {pair}: give a folder, or two checkpoints: DRAFT,TARGET")
     folder = folder_of(pair, output)
     folder.mkdir(parents=True, exist_ok=True)
-    places = {}
+    targets = {}
     for role, model in zip(ROLES, models, strict=True):
         found = look_up(model)
         if found.missing_bytes:
             raise Mismatch(
                 f"{size_of(found.missing_bytes)} of {model} are not on this machine: `hf download {model}`"
             )
-        places[role] = found.folder.resolve()
-    if (given / "probes").is_dir():
-        places["probes"] = given / "probes"
-    for name, place in places.items():
+        targets[role] = found.folder.resolve()
+    if (base / "probes").is_dir():
+        targets["probes"] = base / "probes"
+    for name, target in targets.items():
         (folder / name).unlink(missing_ok=True)
-        (folder / name).symlink_to(place, target_is_directory=True)
+        (folder / name).symlink_to(target, target_is_directory=True)
     return folder
 
 
 def folder_of(pair: str, output: Path) -> Path:
-    """For the links and the answers of a pair."""
+    """Return the folder of a pair's links and answers."""
     return output / f"pair-{re.sub(r'[^A-Za-z0-9.]+', '-', Path(pair).name)}"
 
 
@@ -67,7 +67,7 @@ def measure_answers(folder: Path, gpus: Sequence[int], scale: Scale, data: str |
     plan = Plan(
         task, [*map(parse, STRATEGIES)], folder, task.temperature, task.top_p, scale.answer_tokens
     )
-    perform({folder / "run": plan}, Reporter())
+    run_plans({folder / "run": plan}, Reporter())
 
 
 def _services(folder: Path, gpus: Sequence[int]) -> Iterator[tuple[str, str]]:
@@ -82,9 +82,9 @@ def _services(folder: Path, gpus: Sequence[int]) -> Iterator[tuple[str, str]]:
     draft, target = (read_model(str(folder / role)) for role in ROLES)
     context = min(CONTEXT, *(context_window(model.config) for model in (draft, target)))
     fitting = (
-        one
-        for one in layouts(draft, target, gpus, context, SESSIONS)
-        if one.num_tokens >= SESSIONS * context
+        candidate
+        for candidate in layouts(draft, target, gpus, context, SESSIONS)
+        if candidate.num_tokens >= SESSIONS * context
     )
     if (layout := next(fitting, None)) is None:
         raise Mismatch(
@@ -99,13 +99,13 @@ def _services(folder: Path, gpus: Sequence[int]) -> Iterator[tuple[str, str]]:
 
 
 def rows_of(folder: Path) -> Facts:
-    """What the run has so far: sums by strategy. The answers themselves are kept without texts, for the bundle."""
+    """Sum up the run so far by strategy, and write its answers without texts, for the bundle."""
     path, records = folder / "run" / "run.json", read_records(folder / "run" / RECORDS)
     write_answers(folder / "answers.jsonl.gz", records)
     by_label = defaultdict[str, list[Record]](list)
     for record in records:
         by_label[record.label].append(record)
-    rows: list[Facts] = [{"what": label, **_sums(own)} for label, own in by_label.items()]
+    rows: list[Facts] = [{"what": label, **_sums(group)} for label, group in by_label.items()]
     refused = read_json(path)["not_applicable"] if path.exists() else {}
     return {
         "pair": folder.name,
@@ -116,11 +116,11 @@ def rows_of(folder: Path) -> Facts:
 def _sums(records: Sequence[Record]) -> Facts:
     return {
         "num_answers": len(records),
-        "num_whole": sum(one.finish_reason == "stop" for one in records),
-        "num_right": sum(one.is_right for one in records),
-        "num_tokens": sum(one.num_tokens for one in records),
-        "seconds": round(sum(one.latency_s for one in records), 3),
-        "num_target_tokens": sum(one.num_target_tokens or 0 for one in records),
-        "num_accepted": sum(one.num_accepted for one in records),
-        "num_rejected": sum(one.num_rejected for one in records),
+        "num_whole": sum(record.finish_reason == "stop" for record in records),
+        "num_right": sum(record.is_right for record in records),
+        "num_tokens": sum(record.num_tokens for record in records),
+        "seconds": round(sum(record.latency_s for record in records), 3),
+        "num_target_tokens": sum(record.num_target_tokens or 0 for record in records),
+        "num_accepted": sum(record.num_accepted for record in records),
+        "num_rejected": sum(record.num_rejected for record in records),
     }

@@ -1,4 +1,4 @@
-"""The engine over vLLM in fp32 beside ours on the CPU, with the bundled pair's target: tokens, states, scores."""
+"""Compares the engine over vLLM in fp32 with ours on the CPU, on the bundled pair's target: tokens, states, scores."""
 
 import asyncio
 import os
@@ -19,7 +19,7 @@ from semspec.types import (
     Writer,
     derive_seed,
 )
-from semspec_bench.gpu.engines import TARGET, started
+from semspec_bench.gpu.engines import TARGET, start_vllm
 from semspec_bench.gpu.record import Facts, Results
 from semspec_demo.problems import SPLITS, make_problem
 
@@ -31,12 +31,11 @@ NUM_PROPOSED = 6
 
 async def measure_parity(results: Results, num_problems: int, device: str) -> None:
     extra = {"attention_backend": "TRITON_ATTN"} if device == "cuda" else {}
-    os.environ["TRITON_F32_DEFAULT"] = (
-        "ieee"  # otherwise Triton's attention multiplies fp32 in TF32
-    )
+    # Otherwise Triton's attention multiplies fp32 in TF32.
+    os.environ["TRITON_F32_DEFAULT"] = "ieee"
     options = {"gpu_memory_utilization": 0.4, "max_num_seqs": 16}
     settings = {"model": str(TARGET), "dtype": "float32", "vllm_options": options}
-    async with started(device, settings, extra) as (llm, engine):
+    async with start_vllm(device, settings, extra) as (llm, engine):
         results.note(start=await llm.facts())
         await llm.check(results, engine)
         reference = TransformersEngine.load(
@@ -59,7 +58,7 @@ async def measure_parity(results: Results, num_problems: int, device: str) -> No
 
 
 class _Comparison:
-    """Of vLLM and the reference, in this order; the methods return what the reference answers."""
+    """Compares vLLM with the reference, in this order; the methods return the answers of the reference."""
 
     def __init__(self, results: Results, engines: tuple[LocalEngine, LocalEngine]) -> None:
         self._results, self._engines = results, engines
@@ -75,9 +74,9 @@ class _Comparison:
             for engine in self._engines
         ]
         answers = list(zip(found, expected, strict=True))
-        tokens = [(_ids(one), _ids(other)) for one, other in answers]
+        tokens = [(_ids(actual), _ids(reference)) for actual, reference in answers]
         num_tokens, num_same = (
-            sum(len(other) for _, other in tokens),
+            sum(len(reference) for _, reference in tokens),
             sum(_num_same(*pair) for pair in tokens),
         )
         pairs = [pair for answer in answers for pair in zip(*answer, strict=False)]
@@ -87,7 +86,7 @@ class _Comparison:
             if a.segment.token_ids == b.segment.token_ids
         )
         holds = num_same >= TOKENS_BAR * num_tokens and states["max"] < STATES_BAR
-        num_equal = sum(one == other for one, other in tokens)
+        num_equal = sum(actual == reference for actual, reference in tokens)
         counts = {
             "num_answers": len(answers),
             "num_equal": num_equal,
@@ -102,7 +101,7 @@ class _Comparison:
     ) -> None:
         segments = [[written.segment for written in answer] for answer in answers]
         found, expected = [
-            await asyncio.gather(*map(one.score, contexts, segments)) for one in self._engines
+            await asyncio.gather(*map(engine.score, contexts, segments)) for engine in self._engines
         ]
         pairs = [
             pair for both in zip(found, expected, strict=True) for pair in zip(*both, strict=True)
@@ -125,11 +124,11 @@ class _Comparison:
         counts = {"num_proposals_equal": 0, "num_verified_equal": 0, "num_accepted": 0}
         for seed, (context, draft) in enumerate(zip(contexts, drafting, strict=True)):
             found, proposal = [
-                await one.propose(context, (), draft, NUM_PROPOSED) for one in self._engines
+                await engine.propose(context, (), draft, NUM_PROPOSED) for engine in self._engines
             ]
             verified = [
-                await one.verify_tokens(context, (), proposal, _params(seed, temperature))
-                for one in self._engines
+                await engine.verify_tokens(context, (), proposal, _params(seed, temperature))
+                for engine in self._engines
             ]
             counts["num_proposals_equal"] += found.token_ids == proposal.token_ids
             counts["num_verified_equal"] += replace(verified[0], duration_ms=0) == replace(
@@ -152,26 +151,26 @@ def _params(seed: int, temperature: float) -> GenerationParams:
 async def _written(
     engine: LocalEngine, context: Context, params: GenerationParams
 ) -> list[GeneratedSegment]:
-    return [one async for one in engine.generate(context, params)]
+    return [generated async for generated in engine.generate(context, params)]
 
 
 def _ids(answer: Iterable[GeneratedSegment]) -> list[int]:
-    return [token for one in answer for token in one.segment.token_ids]
+    return [token for generated in answer for token in generated.segment.token_ids]
 
 
-def _num_same(one: list[int], other: list[int]) -> int:
-    """Tokens before the first difference."""
+def _num_same(actual: list[int], reference: list[int]) -> int:
+    """Return the number of tokens before the first difference."""
     return next(
-        (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
-        min(len(one), len(other)),
+        (i for i, (a, b) in enumerate(zip(actual, reference, strict=False)) if a != b),
+        min(len(actual), len(reference)),
     )
 
 
-def _error(one: States | None, other: States | None) -> float:
+def _error(actual: States | None, reference: States | None) -> float:
     """Relative, by norms."""
-    if one is None or other is None:
+    if actual is None or reference is None:
         raise RuntimeError("an engine sent no states")
-    a, b = (np.frombuffer(states.data, "<f4").astype("f8") for states in (one, other))
+    a, b = (np.frombuffer(states.data, "<f4").astype("f8") for states in (actual, reference))
     return float(np.linalg.norm(a - b) / np.linalg.norm(b))
 
 

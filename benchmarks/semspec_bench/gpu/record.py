@@ -43,7 +43,7 @@ class Record:
 
     @property
     def stages(self) -> Facts:
-        """By name: `status`, `seconds`, and `facts` or `reason`."""
+        """Return the stages by name: `status`, `seconds`, and `facts` or `reason`."""
         stages: Facts = self._document["stages"]
         return stages
 
@@ -58,7 +58,7 @@ class Record:
         if self.left_s < least_s:
             row: Facts = {
                 "status": "skipped",
-                "reason": f"{self.left_s:.0f} s were left, it wants {least_s:.0f}",
+                "reason": f"{self.left_s:.0f} s were left, it needs {least_s:.0f}",
             }
         else:
             row = run(min(limit_s, self.left_s))
@@ -73,7 +73,7 @@ class Record:
 
 
 def without_secrets(text: str) -> str:
-    """`text` with names in place of values of environment variables and of the home folder."""
+    """Replace the values of environment variables and the home folder in `text` by their names."""
     names = {value: f"${name}" for name, value in os.environ.items()} | {str(Path.home()): "~"}
     for value in sorted(names, key=len, reverse=True):
         text = text.replace(value, names[value]) if len(value) >= LEAST_SECRET else text
@@ -81,7 +81,7 @@ def without_secrets(text: str) -> str:
 
 
 def summary(stages: Facts) -> Iterator[str]:
-    """A line a row of the results."""
+    """Yield a line for each row of the results."""
     for name, stage in stages.items():
         for row in stage.get("facts", {}).get("rows", []):
             if "ms" in row:
@@ -90,25 +90,25 @@ def summary(stages: Facts) -> Iterator[str]:
                 floor = (
                     f", {row['share_of_floor']:.0%} of the floor" if "share_of_floor" in row else ""
                 )
-                said = f", {work}{states}: {row['ms']['median']:.1f} ms{floor}"
+                result = f", {work}{states}: {row['ms']['median']:.1f} ms{floor}"
             elif "num_whole" in row:
                 rate, cut = (
                     row["num_tokens"] / row["seconds"],
                     row["num_answers"] - row["num_whole"],
                 )
-                said = f": {row['num_answers']} answers, {cut} cut, {row['num_right']} right, {rate:.1f} tokens/s"
+                result = f": {row['num_answers']} answers, {cut} cut, {row['num_right']} right, {rate:.1f} tokens/s"
             else:
                 numbers = (
                     f", {row['planned']:,} planned, {row['measured']:,} measured"
                     if "planned" in row
                     else ""
                 )
-                said = f"{numbers}: {row.get('said') or ('holds' if row['holds'] else 'DOES NOT HOLD')}"
-            yield f"{name}, {row['what']}{said}"
+                result = f"{numbers}: {row.get('result') or ('holds' if row['holds'] else 'DOES NOT HOLD')}"
+            yield f"{name}, {row['what']}{result}"
 
 
 def holds(stages: Facts) -> bool:
-    """Whether no stage failed, and whatever was compared agrees."""
+    """Return whether no stage failed and every comparison holds."""
     rows = [row for stage in stages.values() for row in stage.get("facts", {}).get("rows", [])]
     return "failed" not in [stage["status"] for stage in stages.values()] and all(
         row.get("holds", True) for row in rows
@@ -116,17 +116,17 @@ def holds(stages: Facts) -> bool:
 
 
 def bundle(folder: Path) -> Path:
-    """One file to send: the record, its summary, and answers without texts; no logs, and no names of users."""
+    """Write one file to send: the record, its summary, and answers without texts; no logs, and no names of users."""
     path = folder / "bundle.tar.gz"
     with tarfile.open(path, "w:gz") as tar:
-        for one in (
+        for file_path in (
             folder / "gpu.json",
             folder / "summary.txt",
             *sorted(folder.glob("pair-*/answers.jsonl.gz")),
         ):
-            info = tarfile.TarInfo(str(one.relative_to(folder)))
-            info.size = one.stat().st_size
-            with one.open("rb") as file:
+            info = tarfile.TarInfo(str(file_path.relative_to(folder)))
+            info.size = file_path.stat().st_size
+            with file_path.open("rb") as file:
                 tar.addfile(info, file)
     return path
 

@@ -18,7 +18,7 @@ from semspec.types import (
     SegmentEnd,
     Writer,
 )
-from semspec_bench.gpu.engines import checkpoint, started
+from semspec_bench.gpu.engines import checkpoint, start_vllm
 from semspec_bench.gpu.record import Facts, Results
 from semspec_bench.gpu.shapes import Shape, Sizes
 from semspec_bench.gpu.timing import numbers
@@ -40,7 +40,7 @@ async def measure_shape(
     has_hooks: bool = True,
     num_gpus: int = 1,
 ) -> None:
-    """vLLM with random weights of a shape: our engine, or alone, which tells what our hooks cost."""
+    """Measure vLLM with random weights of a shape: as our engine, or alone, which shows the cost of our hooks."""
     options = {
         "gpu_memory_utilization": sizes.memory_share,
         "max_num_batched_tokens": 2048,
@@ -53,7 +53,10 @@ async def measure_shape(
             "max_context_tokens": sizes.window,
             "vllm_options": options,
         }
-        async with started(device, settings, {"load_format": "dummy"}, has_hooks) as (llm, engine):
+        async with start_vllm(device, settings, {"load_format": "dummy"}, has_hooks) as (
+            llm,
+            engine,
+        ):
             results.note(shape=shape.name, options=options, start=await llm.facts(has_hooks))
             series = _Series(results, shape, sizes)
             if has_hooks:
@@ -131,9 +134,9 @@ class _Series:
         for streams, context, tokens in sorted(
             cells, key=lambda cell: cell[0] * cell[2]
         ):  # the largest steps last
-            where = _context(engine, self._ids(context, "read"))
+            context_read = _context(engine, self._ids(context, "read"))
             times = [
-                await self._read(engine, where, streams, tokens, r)
+                await self._read(engine, context_read, streams, tokens, r)
                 for r in range(sizes.num_repeats + 1)
             ]
             row = {
@@ -145,14 +148,14 @@ class _Series:
             self._results.row("read", **row)
 
     async def _read(
-        self, engine: VllmEngine, where: Context, streams: int, tokens: int, repeat: int
+        self, engine: VllmEngine, context: Context, streams: int, tokens: int, repeat: int
     ) -> float:
-        """Milliseconds of scoring a segment a stream, each of other tokens, at once."""
+        """Return the milliseconds of scoring one segment per stream concurrently, each of different tokens."""
         tokenizer = engine.tokenizer.info.tokenizer
         drawn = [tuple(self._ids(tokens, f"{repeat} {index}")) for index in range(streams)]
         segments = [Segment("", ids, tokenizer, Writer.DRAFT, SegmentEnd.LENGTH) for ids in drawn]
         start = perf_counter()
-        await asyncio.gather(*(engine.score(where, [segment]) for segment in segments))
+        await asyncio.gather(*(engine.score(context, [segment]) for segment in segments))
         return (perf_counter() - start) * 1e3
 
     def _ids(self, number: int, key: object) -> list[int]:
@@ -163,7 +166,7 @@ class _Series:
 async def _timed(
     write: Write, prompts: Sequence[Sequence[int]], length: int, seed: int
 ) -> tuple[float, int]:
-    """Milliseconds, and the tokens of the longest answer: one may end by chance."""
+    """Return milliseconds, and the tokens of the longest answer, because one may end by chance."""
     start = perf_counter()
     written = await asyncio.gather(*(write(prompt, length, seed) for prompt in prompts))
     return (perf_counter() - start) * 1e3, max(written)

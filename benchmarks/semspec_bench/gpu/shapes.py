@@ -48,10 +48,10 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What is measured of one model; lengths in tokens."""
+    """Sizes to measure one model at; lengths in tokens."""
 
     window: int
-    """Of prompt and output together."""
+    """Context window: prompt and output together."""
     memory_share: float
     """vLLM's `gpu_memory_utilization`."""
     streams: tuple[int, ...]
@@ -59,7 +59,7 @@ class Sizes:
     context: int
     """Prompt of each stream that decodes."""
     long_contexts: tuple[int, ...]
-    """Of one stream that decodes; their prefill is timed as well."""
+    """Contexts of one stream that decodes; their prefill is timed as well."""
     read_contexts: tuple[int, ...]
     read_tokens: tuple[int, ...]
     num_repeats: int
@@ -72,11 +72,11 @@ class Scale:
     draft_sizes: Sizes
     target_sizes: Sizes
     tp2_sizes: Sizes
-    """Of the target over two GPUs."""
+    """Sizes for the target over two GPUs."""
     num_problems: int
-    """Of the bundled pair, for parity."""
+    """Problems of the bundled pair, for parity."""
     num_questions: int
-    """To a pair, by each strategy."""
+    """Questions to a pair, for each strategy."""
     answer_tokens: int
     copy_bytes: int
     matrix_side: int

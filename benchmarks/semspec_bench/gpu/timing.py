@@ -20,7 +20,7 @@ def numbers(values: Sequence[float], digits: int = 3) -> Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class Light:
+class PeakRates:
     """Measured peak rates of the device."""
 
     bandwidth_bytes_per_s: float
@@ -54,20 +54,20 @@ class Light:
         )
 
 
-def with_floors(facts: Facts, shape: Shape, light: Light) -> Facts:
-    """`facts` whose times have their lower bound and its share of their median."""
+def with_floors(facts: Facts, shape: Shape, peaks: PeakRates) -> Facts:
+    """Add to the times in `facts` their lower bound and its share of their median."""
     rows = []
     for row in facts["rows"]:
         if "ms" not in row:
             rows.append(row)
             continue
-        floor_ms = light.floor_ms(shape, row)
+        floor_ms = peaks.floor_ms(shape, row)
         share = floor_ms / row["ms"]["median"]
         rows.append(row | {"floor_ms": round(floor_ms, 3), "share_of_floor": round(share, 3)})
     return facts | {"rows": rows}
 
 
-def measure_light(scale: Scale, device: torch.device) -> Facts:
+def measure_peak_rates(scale: Scale, device: torch.device) -> Facts:
     """Measure the peak rates by a large copy (bytes read and written) and a product of square matrices; medians."""
     source = torch.ones(scale.copy_bytes, dtype=torch.uint8, device=device)
     copied, side = torch.empty_like(source), scale.matrix_side

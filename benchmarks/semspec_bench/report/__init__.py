@@ -1,1 +1,1 @@
-"""From runs to a page: tables, pictures, and what stands beside them in the literature."""
+"""The report of runs: tables, charts, and published results next to them."""

@@ -1,5 +1,6 @@
 """Writes the report of one or several runs: a page, tables for other pages, and all numbers."""
 
+import json
 from collections.abc import Sequence
 from math import nan
 from pathlib import Path
@@ -46,7 +47,7 @@ def read_probes(path: Path) -> dict[str, Any]:
         return about_probes(read_json(path))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InvalidRequest(
-            f"{path} is no report of probes ({type(error).__name__}: {error})",
+            f"{path} is not a report of probes ({type(error).__name__}: {error})",
             remedy="give the report.json that `semspec train run` writes",
         ) from None
 
@@ -77,7 +78,8 @@ def main_row(run: Run) -> Row | None:
 
 def _shown(run: Run) -> dict[str, Any]:
     """Return what the page shows of a run, next to its summary."""
-    task, pair = run.settings["task"], paper.paper_pair(run) or ""
+    task, models = run.settings["task"], json.dumps([run.settings, run.environment], default=str)
+    pair = paper.paper_pair_of([models]) or ""
     rows = [row for row in paper.RESULTS if row.pair.startswith(pair) and task in row.cells]
     return {
         "title": f"{run.name}: {tables.setting(run)}, {tables.sample_size(run)}",

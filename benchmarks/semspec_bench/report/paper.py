@@ -4,13 +4,10 @@ The paper's hardware was 2 GPUs of 80 GB with SGLang, its draft DeepSeek-R1-Dist
 """
 
 import csv
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-
-from semspec_bench.summary import Run
 
 TASKS: Mapping[str, str] = {
     "amc23": "AMC23",
@@ -58,11 +55,6 @@ def _published(path: Path) -> Iterator[PublishedRow]:
 RESULTS = tuple(_published(Path(__file__).with_suffix(".csv")))
 
 
-def paper_pair(run: Run) -> str | None:
-    """The paper's pair, if the run's settings or environment name both of its models."""
-    return paper_pair_of([json.dumps([run.settings, run.environment], default=str)])
-
-
 def paper_pair_of(names: Sequence[str]) -> str | None:
     """Return the paper's pair if `names` contain the names of both of its models."""
     named = " ".join(names)
@@ -74,8 +66,8 @@ def paper_pair_of(names: Sequence[str]) -> str | None:
 
 
 def expected_seconds(models: Sequence[str], task: str, methods: Sequence[str]) -> float | None:
-    """Sum of the paper's latencies of one question answered by each of `methods`; those that it has no row for count
-    as SemanticSpec. None if it has none of these models, or of this task."""
+    """Add up the paper's latencies of one question answered by each of `methods`; methods without a row count as
+    SemanticSpec. Return None if the paper has no results for these models or this task."""
     published = {row.label: row.cells for row in RESULTS if row.pair == paper_pair_of(models)}
     if not published or task not in TASKS:
         return None

@@ -1,7 +1,7 @@
 """The table of a run, and its names."""
 
 from semspec.reporting.document import Table
-from semspec.reporting.numbers import NONE, decimal, measured_decimal
+from semspec.reporting.numbers import NONE, decimal
 from semspec.stack import BUNDLED_PAIR
 from semspec_bench.intervals import Interval
 from semspec_bench.summary import Row, Run
@@ -32,8 +32,8 @@ def _cells(run: Run, row: Row) -> dict[str, str]:
         discordant: f"{row.num_gained:,} / {row.num_lost:,}{test}",
     }
     if run.is_timed:
-        cells[speedup] = measured_decimal(row.speedup, 2)
-        cells["latency s"] = measured_decimal(row.latency_s)
+        cells[speedup] = decimal(row.speedup, 2)
+        cells["latency s"] = decimal(row.latency_s)
         cells["tokens/s"] = decimal(row.tokens_per_s, 0)
     if row is run.rows[0]:
         cells |= {column: NONE for column in COMPARED if column in cells}
@@ -55,8 +55,8 @@ def setting(run: Run) -> str:
 
 def sample_size(run: Run) -> str:
     num_samples, num_questions = run.rows[0].num_samples, run.rows[0].num_questions
-    each = f", {num_samples} answers each" if num_samples > 1 else ""
-    return f"{num_questions:,} question{'s'[: num_questions != 1]}{each}"
+    per_question = f", {num_samples} answers each" if num_samples > 1 else ""
+    return f"{num_questions:,} question{'s'[: num_questions != 1]}{per_question}"
 
 
 def pair_name(run: Run) -> str:

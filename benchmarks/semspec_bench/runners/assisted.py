@@ -24,7 +24,6 @@ from semspec.engine.architecture import context_window
 from semspec.engine.checkpoint import eos_ids, load_tokenizer, tokenizer_fingerprint
 from semspec.engine.weights import load_weights
 from semspec.errors import Mismatch
-from semspec.types import Message
 from semspec_bench.runners.protocol import Ask, NotApplicable, Outcome, RunnerError
 
 NUM_LOOKUP_TOKENS = 10
@@ -80,9 +79,8 @@ class _Model:
             rows.weight.data[known:] = 0
         self.network.requires_grad_(False)
 
-    def encode(self, messages: tuple[Message, ...]) -> list[int]:
-        """Raises: RunnerError."""
-        turns = [{"role": message.role, "content": message.content} for message in messages]
+    def encode(self, turns: list[dict[str, str]]) -> list[int]:
+        """Render and tokenize a conversation. Raises: RunnerError."""
         try:
             text = self.tokenizer.apply_chat_template(
                 turns, tokenize=False, add_generation_prompt=True
@@ -110,20 +108,20 @@ class TransformersRunner:
         """Drafts by whether they sample: sampling permanently prunes the head of a draft with another tokenizer."""
 
     async def ask(self, ask: Ask) -> Outcome:
-        is_given_up = Event()
+        is_cancelled = Event()
         try:
-            return await asyncio.to_thread(self._ask, ask, is_given_up)
+            return await asyncio.to_thread(self._ask, ask, is_cancelled)
         finally:
-            is_given_up.set()  # a thread cannot be cancelled: it checks the event after every step
+            is_cancelled.set()  # a thread cannot be cancelled: it checks the event after every step
 
     def processes(self) -> Mapping[str, int]:
         return {"transformers": os.getpid()}
 
-    def _ask(self, ask: Ask, is_given_up: Event) -> Outcome:
+    def _ask(self, ask: Ask, is_cancelled: Event) -> Outcome:
         self._target = target = self._target or _Model.load(self._pair / "target")
         options = self._method_options(ask, target)
         start = perf_counter()
-        prompt = target.encode(ask.messages)
+        prompt = target.encode(ask.turns)
         if len(prompt) + ask.max_tokens > target.num_window_tokens:
             raise RunnerError(
                 f"{len(prompt)} tokens of prompt and {ask.max_tokens} of answer exceed the target's window of "
@@ -131,7 +129,7 @@ class TransformersRunner:
             )
         torch.manual_seed(ask.seed)
         ids = _generate(
-            target, prompt, ask, options | {"stopping_criteria": [_given_up(is_given_up)]}
+            target, prompt, ask, options | {"stopping_criteria": [_stop_on(is_cancelled)]}
         )
         return Outcome(
             text=target.decode(ids),
@@ -142,7 +140,7 @@ class TransformersRunner:
         )
 
     def _method_options(self, ask: Ask, target: _Model) -> dict[str, Any]:
-        """The method's options for `generate`."""
+        """Return the method's options for `generate`."""
         tokens = ask.configuration.knobs.get("tokens")
         match ask.configuration.method:
             case "lookup":
@@ -162,20 +160,20 @@ class TransformersRunner:
 async def open_transformers(pair: Path) -> AsyncIterator[TransformersRunner]:
     """Run the pair in this process within the block."""
     log = logging.getLogger("transformers.generation.utils")
-    log.addFilter(_is_not_about_itself)
+    log.addFilter(_is_avoidable)
     try:
         yield TransformersRunner(pair)
     finally:
-        log.removeFilter(_is_not_about_itself)
+        log.removeFilter(_is_avoidable)
 
 
-def _is_not_about_itself(record: logging.LogRecord) -> bool:
-    """Filters a warning of `generate` about its own call of the assistant, which callers cannot avoid."""
+def _is_avoidable(record: logging.LogRecord) -> bool:
+    """Return whether callers can avoid a warning, unlike that about `generate`'s own call of the assistant."""
     return not record.getMessage().startswith("Passing `generation_config` together with")
 
 
 def _assistance(target: _Model, draft: _Model, tokens: int | None) -> dict[str, Any]:
-    """The draft as assistant, which proposes up to `tokens` at a time, or transformers' default.
+    """Return the options for the draft as assistant, which proposes up to `tokens` at a time, or transformers' default.
 
     Raises: NotApplicable, when the vocabularies differ in a way that transformers does not detect.
     """
@@ -207,7 +205,7 @@ def _assistance(target: _Model, draft: _Model, tokens: int | None) -> dict[str, 
 
 
 def _generate(target: _Model, prompt: list[int], ask: Ask, options: dict[str, Any]) -> list[int]:
-    """The answer's tokens, end-of-sequence included. Raises: RunnerError, NotApplicable."""
+    """Return the answer's tokens, end-of-sequence included. Raises: RunnerError, NotApplicable."""
     ids = torch.tensor([prompt], device=target.network.device)
     sampling: dict[str, Any] = {"do_sample": False}
     if ask.temperature > 0:
@@ -235,8 +233,8 @@ def _generate(target: _Model, prompt: list[int], ask: Ask, options: dict[str, An
     return answer
 
 
-def _given_up(event: Event) -> Any:
-    """A stopping criterion, in the form `generate` takes."""
+def _stop_on(event: Event) -> Any:
+    """Return a stopping criterion in the form `generate` takes."""
 
     def criterion(ids: Tensor, scores: object, **kwargs: object) -> Tensor:
         return torch.full((ids.shape[0],), event.is_set(), device=ids.device)

@@ -32,9 +32,9 @@ class GatewayRunner:
             "seed": ask.seed,
             "semspec": {**ask.configuration.options, "trace": True},
         }
-        messages = [{"role": message.role, "content": message.content} for message in ask.messages]
+
         with runner_errors():
-            completion = await self._chat.complete(messages, fields)
+            completion = await self._chat.complete(ask.turns, fields)
         body = completion.body
         return Outcome(
             text="".join(record["text"] for record in body["semspec"]["trace"]),
@@ -61,8 +61,8 @@ async def open_stack(config: StackConfig) -> AsyncIterator[GatewayRunner]:
         yield GatewayRunner(await ChatClient.connect(http), processes)
 
 
-def with_room(config: StackConfig, num_sessions: int) -> StackConfig:
-    """`config` with a gateway that runs so many generations at the same time."""
+def with_concurrency(config: StackConfig, num_sessions: int) -> StackConfig:
+    """Return `config` with a gateway that runs this many generations concurrently."""
     room = {"SEMSPEC_GATEWAY_MAX_CONCURRENT": str(max(num_sessions, 32))}
     return replace(config, environment={**config.environment, **room})
 
@@ -93,7 +93,7 @@ def runner_errors() -> Iterator[None]:
 
 
 def _refusal(error: httpx.HTTPStatusError) -> RunnerError:
-    """`NotApplicable` for a strategy that the pair does not support, else `RunnerError`."""
+    """Return `NotApplicable` for a strategy that the pair does not support, else `RunnerError`."""
     try:
         detail = error.response.json()["error"]
         message, parameter = str(detail["message"]), str(detail["param"])

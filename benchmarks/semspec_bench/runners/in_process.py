@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from time import perf_counter
 
-from semspec.decoding import Backends, Generation, Options, Verifier, decode, prompts_of
+from semspec.decoding import Backends, Generation, Options, Verifier, decode, render_prompts
 from semspec.decoding.backends import WithoutProbes
 from semspec.decoding.likelihood.calibration import CALIBRATION_FILE, load_calibration
 from semspec.decoding.retrieval.datastore import Datastore
@@ -50,7 +50,7 @@ class InProcessRunner:
         if reason := served.unsupported_reason(strategy):
             raise reason
         is_exact = ask.configuration.options.get("exact_answer")
-        prompts = await prompts_of(ask.messages, target.encode(ask.messages), drafter, *infos)
+        prompts = await render_prompts(ask.messages, target.encode(ask.messages), drafter, *infos)
         generation = Generation(
             context=Context((prompts.target,)),
             strategy=strategy,
@@ -79,7 +79,7 @@ class InProcessRunner:
 
 def read_options(defaults: Defaults, configuration: Configuration) -> tuple[Options, Segmentation]:
     """Return the options of the configuration's label, with `defaults` for those that it leaves unset."""
-    given = StrategyOptions.model_validate(
+    options = StrategyOptions.model_validate(
         {
             name: value
             for name, value in configuration.options.items()
@@ -88,7 +88,7 @@ def read_options(defaults: Defaults, configuration: Configuration) -> tuple[Opti
     )
     operators = Defaults.model_validate(defaults.model_dump() | configuration.operators)
     segmentation = Segmentation(configuration.options.get("segmentation", defaults.segmentation))
-    return operators.options(configuration.method, given), segmentation
+    return operators.options(configuration.method, options), segmentation
 
 
 @asynccontextmanager
@@ -108,7 +108,7 @@ async def open_in_process(pair: Path) -> AsyncIterator[InProcessRunner]:
     target = TransformersEngine.load(str(pair / "target"), writer=Writer.TARGET)
     try:
         infos = await draft.info(), await target.info(), await verifier.info()
-        if release and (reason := release.foreign_reason(*infos)):
+        if release and (reason := release.mismatch_reason(*infos)):
             raise reason
         backends = Backends(draft, target, verifier, likelihood=likelihood)
         yield InProcessRunner(backends, Defaults().with_rule(release) if release else Defaults())

@@ -28,6 +28,11 @@ class Ask:
     seed: int
     max_tokens: int
 
+    @property
+    def turns(self) -> list[dict[str, str]]:
+        """The messages as chat APIs and chat templates take them."""
+        return [{"role": message.role, "content": message.content} for message in self.messages]
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:

@@ -42,8 +42,8 @@ _REFUSED_VALUE = re.compile(r"^ *Value error, (.*?)(?: \[type=.*)?$", re.MULTILI
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
-    """Pair, interpreter and files of the servers."""
+class VllmServers:
+    """Pair, interpreter and files of vLLM's servers."""
 
     pair: Path
     python: Path
@@ -67,7 +67,7 @@ class Site:
             options += ["--speculative-config", json.dumps(self._speculation(configuration))]
         if configuration.method == "draft_model":
             networks.append(self.pair / "draft")
-        sizes = [token_bytes(_config(one), 1, 2 if self.has_gpu else 4) for one in networks]
+        sizes = [token_bytes(_config(network), 1, 2 if self.has_gpu else 4) for network in networks]
         kv_bytes = NUM_CACHED_WINDOWS * num_tokens * sum(sizes)
         options += ["--kv-cache-memory-bytes", str(kv_bytes)]
         # With an explicit cache size, this share only needs to be free at the server's start.
@@ -91,7 +91,7 @@ class Site:
         return speculation
 
 
-class ServerBroke(RunnerError):
+class ServerFailed(RunnerError):
     """A server did not start, or failed during a request; the message has the reason from its log."""
 
 
@@ -103,15 +103,15 @@ class Server:
     http: httpx.AsyncClient
 
     async def ask(self, ask: Ask, takes_seed: bool) -> Outcome:
-        """Raises: ServerBroke; RunnerError, when it refuses the question."""
+        """Raises: ServerFailed; RunnerError, when it refuses the question."""
         start = perf_counter()
         try:
             response = await self.http.post("/v1/chat/completions", json=_body(ask, takes_seed))
         except httpx.TransportError as error:
-            raise self.broke("broke off") from error
+            raise self.failure("closed the connection") from error
         latency_s = perf_counter() - start
         if response.is_server_error:
-            raise self.broke(f"answers {response.status_code}")
+            raise self.failure(f"answers {response.status_code}")
         if response.is_error:
             raise RunnerError(f"{self.child.name} refuses the question: {_message(response)}")
         body = response.json()
@@ -125,16 +125,16 @@ class Server:
         )
 
     async def until_healthy(self) -> None:
-        """Raises: ServerBroke, when the server ends or takes too long."""
+        """Raises: ServerFailed, when the server ends or takes too long."""
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 while not await self._is_healthy():
                     self.child.check_alive()
                     await asyncio.sleep(POLL_S)
         except TimeoutError:
-            raise self.broke(f"was not ready within {START_TIMEOUT_S:g} s") from None
+            raise self.failure(f"was not ready within {START_TIMEOUT_S:g} s") from None
         except StackError as error:
-            raise self.broke("ended at its start") from error
+            raise self.failure("ended at its start") from error
 
     async def _is_healthy(self) -> bool:
         try:
@@ -142,9 +142,9 @@ class Server:
         except httpx.TransportError:
             return False
 
-    def broke(self, how: str) -> ServerBroke:
-        """The error to raise, with the reason from the log; the end of the log is a note."""
-        error = ServerBroke(
+    def failure(self, how: str) -> ServerFailed:
+        """Return the error to raise, with the reason from the log; the end of the log is a note."""
+        error = ServerFailed(
             f"{self.child.name} {how}: {reason(self.child.log.read_text(errors='replace'))}"
         )
         error.add_note(self.child.log_tail())
@@ -154,11 +154,11 @@ class Server:
 class VllmRunner:
     """See `semspec_bench.runners.protocol.Runner`. Each label has its server, started at its first request."""
 
-    def __init__(self, site: Site, stack: AsyncExitStack) -> None:
+    def __init__(self, site: VllmServers, stack: AsyncExitStack) -> None:
         self._site, self._stack = site, stack
         self._servers: dict[str, Server] = {}
         self._proven: set[str] = set()
-        """Labels that have answered once; later failures do not mean that the method is unsupported."""
+        """Labels that have answered once, so that a later failure does not mean an unsupported method."""
 
     async def ask(self, ask: Ask) -> Outcome:
         label = ask.configuration.label
@@ -168,7 +168,7 @@ class VllmRunner:
                     served(self._site, ask.configuration)
                 )
             outcome = await self._servers[label].ask(ask, self._site.has_gpu)
-        except ServerBroke as error:
+        except ServerFailed as error:
             if ask.configuration.method == "target" or label in self._proven:
                 raise
             raise NotApplicable(str(error)) from error
@@ -176,7 +176,7 @@ class VllmRunner:
         return outcome
 
     def processes(self) -> Mapping[str, int]:
-        """The servers' processes and their children."""
+        """Return the servers' processes and their children."""
         found: dict[str, int] = {}
         for label, server in self._servers.items():
             with contextlib.suppress(psutil.Error):
@@ -191,11 +191,11 @@ class VllmRunner:
 
 @asynccontextmanager
 async def open_vllm(pair: Path, python: Path) -> AsyncIterator[VllmRunner]:
-    """vLLM servers for `pair`, run by the interpreter `python`, stopped after the block. Raises: RunnerError."""
+    """Run vLLM servers for `pair` by the interpreter `python` within the block. Raises: RunnerError."""
     python = python.absolute()  # not resolved: an environment's interpreter is a link
     has_gpu = await sees_gpu(python)
     with tempfile.TemporaryDirectory(prefix="semspec-vllm-") as folder:
-        site = Site(pair, python, has_gpu, Path(folder))
+        site = VllmServers(pair, python, has_gpu, Path(folder))
         write_tokenizer(pair / "target", site.tokenizer)
         async with AsyncExitStack() as stack:
             yield VllmRunner(site, stack)
@@ -223,17 +223,17 @@ def write_tokenizer(model: Path, folder: Path) -> None:
 
 
 def reason(log: str) -> str:
-    """Why a server ended, from its log: the first error, or else the last line."""
+    """Return why a server ended, from its log: the first error, or else the last line."""
     if found := _REFUSED_VALUE.search(log) or _ERROR.search(log):
         return found[1].strip()[:400]
     return next(
-        (line.strip() for line in reversed(log.splitlines()) if line.strip()), "it said nothing"
+        (line.strip() for line in reversed(log.splitlines()) if line.strip()), "its log is empty"
     )[:400]
 
 
 @asynccontextmanager
-async def served(site: Site, configuration: Configuration) -> AsyncIterator[Server]:
-    """A healthy server of this configuration. Raises: ServerBroke."""
+async def served(site: VllmServers, configuration: Configuration) -> AsyncIterator[Server]:
+    """Run a server of this configuration, and wait until it is healthy. Raises: ServerFailed."""
     port = free_port("127.0.0.1", 0)
     command, log = site.command(configuration, port), site.folder / f"{port}.log"
     child = await Child.start(configuration.label, command, site.environment, log)
@@ -242,14 +242,14 @@ async def served(site: Site, configuration: Configuration) -> AsyncIterator[Serv
         timeout=httpx.Timeout(3600, connect=10),
         trust_env=False,
     )
-    async with _reaped(child), client as http:
+    async with _kill_at_exit(child), client as http:
         server = Server(child, http)
         await server.until_healthy()
         yield server
 
 
 @asynccontextmanager
-async def _reaped(child: Child) -> AsyncIterator[None]:
+async def _kill_at_exit(child: Child) -> AsyncIterator[None]:
     """Kill `child` and its process group at the end of the block or of this process.
 
     A shell waits for the end of its input, which comes however this process ends, and kills the group.
@@ -271,7 +271,7 @@ async def _reaped(child: Child) -> AsyncIterator[None]:
 
 
 async def sees_gpu(python: Path) -> bool:
-    """Whether the environment's torch sees a GPU. Raises: RunnerError, when it has no vLLM."""
+    """Return whether the environment's torch sees a GPU. Raises: RunnerError when it has no vLLM."""
     remedy = "give the interpreter of an environment with vLLM as --vllm"
     try:
         process = await asyncio.create_subprocess_exec(
@@ -290,12 +290,10 @@ async def sees_gpu(python: Path) -> bool:
 
 
 def _body(ask: Ask, takes_seed: bool) -> dict[str, Any]:
-    """The request. vLLM's sampler for the CPU crashes on a request's seed."""
+    """Return the request. vLLM's sampler for the CPU crashes on a request's seed."""
     return {
         "model": MODEL,
-        "messages": [
-            {"role": message.role, "content": message.content} for message in ask.messages
-        ],
+        "messages": ask.turns,
         "temperature": ask.temperature,
         "top_p": ask.top_p,
         "max_tokens": ask.max_tokens,

@@ -17,7 +17,7 @@ __all__ = ["TASKS", "Question", "Task", "load_task"]
 
 
 def load_demo(name: str, split: Literal["tune", "report"], data: str | None) -> Task:
-    """All problems of a split. Raises: InvalidRequest when given data."""
+    """Load all problems of a split. Raises: InvalidRequest when given data."""
     if data is not None:
         raise InvalidRequest(f"the task {name} makes its own questions", remedy="leave --data out")
     return Task(name, [_question(seed) for seed in SPLITS[split]], _is_right, max_tokens=MAX_TOKENS)
@@ -44,7 +44,7 @@ TASKS: Mapping[str, Callable[[str | None], Task]] = {
 
 
 def load_task(name: str, data: str | None = None, limit: int | None = None, skip: int = 0) -> Task:
-    """The task of this name, without its first `skip` questions, and of the others the first `limit`.
+    """Load a task without its first `skip` questions, and of the others the first `limit`.
 
     `data` names a JSON lines file or a dataset of the hub with the task's fields; None is the task's own.
 

@@ -18,9 +18,11 @@ _BOXED_LETTER = re.compile(r"\(?([A-D])(?:[).:].*)?")
 _NAMED_LETTER = re.compile(r"(?i:answer)[ \t*]*:[ \t*$({\\]*([A-D])(?![A-Za-z])")
 
 
-def load_choice(name: str, own: HubDataset, data: str | None) -> Task:
-    """The task of a dataset with GPQA's fields. Raises: InvalidRequest, see `read_rows` and `Row.text`."""
-    return Task(name, make_questions(read_rows(own, data), "Record ID", _parts), is_right_letter)
+def load_choice(name: str, dataset: HubDataset, data: str | None) -> Task:
+    """Load the task of a dataset with GPQA's fields. Raises: InvalidRequest, see `read_rows` and `Row.text`."""
+    return Task(
+        name, make_questions(read_rows(dataset, data), "Record ID", _parts), is_right_letter
+    )
 
 
 def _parts(row: Row) -> tuple[str, tuple[Message, ...], str]:
@@ -33,7 +35,7 @@ def _parts(row: Row) -> tuple[str, tuple[Message, ...], str]:
 
 
 def _shuffled(question: str, options: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Field and text of each option, in an order that depends only on the question."""
+    """Return field and text of each option, in an order that depends only on the question."""
     return sorted(
         options.items(),
         key=lambda option: hashlib.sha256(f"{question}\0{option}".encode()).digest(),
@@ -41,7 +43,7 @@ def _shuffled(question: str, options: Mapping[str, str]) -> list[tuple[str, str]
 
 
 def choice_prompt(question: str, options: Mapping[str, str]) -> str:
-    """The user's message, as in Evalchemy (mlfoundations/evalchemy, eval/chat_benchmarks/GPQADiamond)."""
+    """Return the user's message, as in Evalchemy (mlfoundations/evalchemy, eval/chat_benchmarks/GPQADiamond)."""
     return (
         "Return your final response within \\boxed{} and only include the letter choice (A, B, C, or D) as your final "
         f"response.\nProblem: {question}\n"
@@ -50,7 +52,7 @@ def choice_prompt(question: str, options: Mapping[str, str]) -> str:
 
 
 def is_right_letter(reference: str, text: str) -> bool:
-    """Whether the conclusion's last boxed letter is `reference`, or else its last "Answer: X".
+    """Return whether the conclusion's last boxed letter, or else its last "Answer: X", is `reference`.
 
     The latter is how simple-evals asks for the letter (openai/simple-evals, common.py).
     """
@@ -58,7 +60,7 @@ def is_right_letter(reference: str, text: str) -> bool:
 
 
 def _letter(text: str) -> str | None:
-    r"""`B` of `\boxed{\text{(B)}}`, `\boxed{B) 5 m}` or, without such a box, `**Answer:** B`."""
+    r"""Extract `B` from `\boxed{\text{(B)}}`, `\boxed{B) 5 m}` or, without such a box, `**Answer:** B`."""
     for answer in reversed(boxed_answers(text)):
         if match := _BOXED_LETTER.fullmatch(_WRAPPING.sub("", answer)):
             return match[1]

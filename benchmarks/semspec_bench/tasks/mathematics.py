@@ -1,8 +1,8 @@
 """Mathematics with verifiable answers: MATH-500, AIME 2024, AMC 2023.
 
-Whether two answers are the same mathematics is decided in a process of its own. Answers are a model's: one may ask for
-a number of ten billion digits. math-verify limits its time by a signal, which works in a main thread only and does not
-interrupt a long multiplication. A process can be killed from any thread."""
+A separate process compares answers, because a model's answer may ask for a number of ten billion digits. math-verify
+limits its time by a signal, which works in a main thread only and does not interrupt a long multiplication. A process
+can be killed from any thread."""
 
 import json
 import logging
@@ -32,7 +32,7 @@ MATH_500 = HubDataset("HuggingFaceH4/MATH-500", "test")
 AIME_2024 = HubDataset("HuggingFaceH4/aime_2024", "train")
 AMC_2023 = HubDataset("math-ai/amc23", "test")
 INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
-"""In the user's turn, without a system prompt: DeepSeek-R1's model card, "Usage Recommendations"."""
+"""Part of the user's turn, without a system prompt: DeepSeek-R1's model card, "Usage Recommendations"."""
 
 
 class Judge:
@@ -45,7 +45,7 @@ class Judge:
         self._worker: _Worker | None = None
 
     def is_equivalent(self, reference: str, text: str) -> bool:
-        """Whether the answer that `text` states equals `reference` (LaTeX). False if it states none, or takes too long.
+        """Return whether the answer in `text` equals `reference` (LaTeX); false without an answer or after the timeout.
 
         Raises: InternalError when no worker can be started.
         """
@@ -108,11 +108,11 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         pass
 
 
-def load_mathematics(name: str, own: HubDataset, id_field: str, data: str | None) -> Task:
-    """The task of a dataset with questions and answers. Raises: InvalidRequest, see `read_rows` and `Row.text`."""
+def load_mathematics(name: str, dataset: HubDataset, id_field: str, data: str | None) -> Task:
+    """Load the task of a dataset with questions and answers. Raises: InvalidRequest, see `read_rows` and `Row.text`."""
     if find_spec("math_verify") is None:
         raise InvalidRequest(f"{name} is graded by math-verify: {install_command('bench')}")
-    questions = make_questions(read_rows(own, data), id_field, _parts)
+    questions = make_questions(read_rows(dataset, data), id_field, _parts)
     judge = Judge()
     return Task(
         name, questions, lambda reference, text: judge.is_equivalent(reference, stated_answer(text))
@@ -125,7 +125,7 @@ def _parts(row: Row) -> tuple[str, tuple[Message, ...], str]:
 
 
 def stated_answer(text: str) -> str:
-    """The conclusion's last boxed answer, in its box; without one the whole conclusion, for "the answer is 5"."""
+    """Return the conclusion's last boxed answer in its box, or the whole conclusion, for "the answer is 5"."""
     text = conclusion(text)
     boxes = boxed_answers(text)
     return f"\\boxed{{{boxes[-1].rstrip('.')}}}" if boxes else text

@@ -36,5 +36,5 @@ class Task:
     top_p: float = 0.95
 
     def is_right(self, question: Question, text: str) -> bool:
-        """Whether `text`, reasoning included, ends with the right answer. It never raises."""
+        """Return whether `text`, reasoning included, ends with the right answer. It never raises."""
         return self.grade(question.reference, text)

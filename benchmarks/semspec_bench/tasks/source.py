@@ -33,7 +33,7 @@ class Row:
     values: Mapping[str, Any]
 
     def text(self, *names: str) -> str:
-        """The first of these fields that the record has. Raises: InvalidRequest when it has none, or an empty one."""
+        """Return the first of these fields that the record has. Raises: InvalidRequest when it is missing or empty."""
         name = next((name for name in names if name in self.values), None)
         if name is None:
             fields = ", ".join(self.values) or "none"
@@ -60,21 +60,21 @@ class Row:
         return self.values.get(name) not in (None, "")
 
 
-def read_rows(own: HubDataset, data: str | None) -> Sequence[Row]:
-    """All records of `data`, a file or the id of a dataset, or of the task's `own` dataset.
+def read_rows(dataset: HubDataset, data: str | None) -> Sequence[Row]:
+    """Read all records of `data`, a file or the id of a dataset, or of `dataset`, the task's default.
 
     Raises: InvalidRequest with the remedy when they cannot be read, or there are none.
     """
     if data is None:
-        return _checked(list(_hub_rows(own)), own.id)
+        return _checked(list(_hub_rows(dataset)), dataset.id)
     if _is_file(data):
-        return _checked([Row(*one) for one in json_lines(Path(data))], data)
-    is_own = data == own.id
-    return _checked(list(_hub_rows(own if is_own else HubDataset(data, own.split))), data)
+        return _checked([Row(*line) for line in json_lines(Path(data))], data)
+    is_own = data == dataset.id
+    return _checked(list(_hub_rows(dataset if is_own else HubDataset(data, dataset.split))), data)
 
 
 def _is_file(data: str) -> bool:
-    """Whether `data` is a file, existing or not; a folder is a dataset, and an id has at most one slash."""
+    """Return whether `data` is a file, existing or not; a folder is a dataset, and an id has at most one slash."""
     path = Path(data)
     if path.is_dir():
         return False
@@ -89,7 +89,8 @@ def _is_file(data: str) -> bool:
 def _checked(rows: Sequence[Row], title: str) -> Sequence[Row]:
     if not rows:
         raise InvalidRequest(
-            f"{title} holds no question", remedy="give a JSON lines file, one question a line"
+            f"{title} contains no question",
+            remedy="give a JSON lines file with one question on each line",
         )
     return rows
 
@@ -101,9 +102,7 @@ def _hub_rows(dataset: HubDataset) -> Iterator[Row]:
         splits: Mapping[str, Iterable[Mapping[str, Any]]] = datasets.load_dataset(
             dataset.id, dataset.config
         )
-    except (
-        Exception
-    ) as error:  # what its readers raise: pyarrow's errors, the hub's client's and its own
+    except Exception as error:  # of pyarrow, of the hub's client, and its own
         raise _unavailable(dataset, error) from error
     rows = splits[_split(dataset, list(splits))]
     for number, row in enumerate(rows, 1):
@@ -138,7 +137,7 @@ def _unavailable(dataset: HubDataset, error: Exception) -> InvalidRequest:
 def make_questions(
     rows: Sequence[Row], id_field: str, parts: Callable[[Row], Parts]
 ) -> list[Question]:
-    """Each record's question, in order, named by its `id_field` or, without one, by a digest of its text."""
+    """Return each record's question, in order, named by its `id_field` or, without one, by a digest of its text."""
     questions: list[Question] = []
     taken: set[str] = set()
     for row in rows:
@@ -148,14 +147,14 @@ def make_questions(
             if row.has(id_field)
             else hashlib.sha256(text.encode()).hexdigest()[:12]
         )
-        name = _free(name, taken)
+        name = _unique_name(name, taken)
         taken.add(name)
         questions.append(Question(name, messages, reference))
     return questions
 
 
-def _free(name: str, taken: set[str]) -> str:
-    """The name, numbered if an earlier question has it."""
+def _unique_name(name: str, taken: set[str]) -> str:
+    """Return the name, numbered if an earlier question has it."""
     number, candidate = 1, name
     while candidate in taken:
         number += 1

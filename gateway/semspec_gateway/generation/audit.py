@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from semspec.clustering.equivalence import Alternatives, Clusterer
 from semspec.decoding import Generation, Strategy
 from semspec.decoding.generation import Progress
-from semspec.decoding.steps import cancel_task, together, write_all
+from semspec.decoding.steps import cancel_task, gather_or_cancel, write_all
 from semspec.errors import SemspecError, Unavailable
 from semspec.types import Context, Segment, SegmentRecord, derive_seed, uniform
 from semspec_gateway.generation.admission import Admission
@@ -235,7 +235,7 @@ class Audit:
         seeds = [
             derive_seed(seed, "sample", number) for number in range(self._settings.audit.samples)
         ]
-        written = await together(
+        written = await gather_or_cancel(
             write_all(
                 backends.target, case.context, replace(params, sampling=replace(sampling, seed=own))
             )

@@ -9,7 +9,7 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import TypeVar
 
-from semspec.decoding import Prompts, Strategy, Target, prompts_of
+from semspec.decoding import Prompts, Strategy, Target, render_prompts
 from semspec.errors import (
     ContextTooLong,
     DeadlineExceeded,
@@ -166,7 +166,7 @@ class Preparation:
         """The prompt as both models read it. Raises: what `encoded` does; ContextTooLong by the draft's window."""
         drafter, deadline_s = served.pinned.drafter, ENCODE_DEADLINE_S
         try:
-            return await prompts_of(
+            return await render_prompts(
                 prompt, encoded, drafter, served.draft, served.target, deadline_s
             )
         except ContextTooLong as error:

@@ -35,8 +35,8 @@ def fail(name: str, message: str, remedy: str) -> Check:
     return Check(name, "fail", message, remedy)
 
 
-def attempt(name: str, look: Callable[[], Check | str]) -> Check:
-    """What `look` finds: a check, the message of one that is fulfilled, or the error of one that is not."""
+def run_check(name: str, look: Callable[[], Check | str]) -> Check:
+    """Run a check. `look` returns its result or the message of a passed check, or raises the error of a failed one."""
     try:
         found = look()
     except ImportError as error:

@@ -5,13 +5,13 @@ import platform
 import shutil
 from collections.abc import Iterator
 
-from semspec.commands.checks import Check, attempt, ok, warn
+from semspec.commands.checks import Check, ok, run_check, warn
 
 
 def check_environment() -> Iterator[Check]:
     yield ok("python", platform.python_version())
-    yield attempt("torch", _torch)
-    yield attempt("cores", _cores)
+    yield run_check("torch", _torch)
+    yield run_check("cores", _cores)
 
 
 def _torch() -> Check:

@@ -7,20 +7,20 @@ from functools import partial
 
 from packaging.version import Version
 
-from semspec.commands.checks import Check, attempt
+from semspec.commands.checks import Check, run_check
 from semspec.errors import Unavailable
 from semspec.stack import StackConfig, StackError
 from semspec.stack.listening import free_port, url_host
-from semspec.stack.redis import find_server, given_url
+from semspec.stack.redis import configured_url, find_server
 
 LEAST_REDIS = "6.2"
 TIMEOUT_S = 3.0
 
 
-def check_places(config: StackConfig) -> Iterator[Check]:
-    yield attempt("port", partial(_port, config.host, config.port))
-    url = given_url()
-    yield attempt("redis", partial(_given_redis, url) if url else _own_redis)
+def check_network(config: StackConfig) -> Iterator[Check]:
+    yield run_check("port", partial(_port, config.host, config.port))
+    url = configured_url()
+    yield run_check("redis", partial(_given_redis, url) if url else _own_redis)
 
 
 def _port(host: str, port: int) -> str:
@@ -29,7 +29,7 @@ def _port(host: str, port: int) -> str:
 
 
 def _given_redis(url: str) -> str:
-    """The Redis server of REDIS_URL. Messages omit the URL, which may contain a password."""
+    """Check the Redis server of REDIS_URL. Messages omit the URL, which may contain a password."""
     import redis
 
     try:
@@ -42,13 +42,13 @@ def _given_redis(url: str) -> str:
             "start that Redis, correct REDIS_URL, or unset it: the stack then starts a private one"
         )
         raise Unavailable(
-            f"the one of REDIS_URL does not answer: {error}", remedy=remedy
+            f"the server of REDIS_URL does not answer: {error}", remedy=remedy
         ) from error
     return _checked(found, "of REDIS_URL")
 
 
 def _own_redis() -> str:
-    """The redis-server that the stack would start."""
+    """Check the redis-server that the stack would start."""
     server = find_server()
     try:
         output = subprocess.run(
@@ -63,10 +63,10 @@ def _own_redis() -> str:
     return _checked(found[1] if found else "0", server)
 
 
-def _checked(version: str, where: str) -> str:
+def _checked(version: str, source: str) -> str:
     if Version(version) < Version(LEAST_REDIS):
         raise StackError(
-            f"{version} ({where}) is older than {LEAST_REDIS}",
+            f"{version} ({source}) is older than {LEAST_REDIS}",
             remedy=f"install Redis {LEAST_REDIS} or newer",
         )
-    return f"{version} ({where})"
+    return f"{version} ({source})"

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from semspec.commands import BAD_VERDICT
-from semspec.commands.checks import Check, attempt, fail, ok, warn
+from semspec.commands.checks import Check, fail, ok, run_check, warn
 from semspec.decoding.backends import WithoutProbes
 from semspec.errors import Mismatch
 from semspec.keys import new_key
 from semspec.stack import StackConfig
-from semspec.stack.redis import given_url
+from semspec.stack.redis import configured_url
 
 if TYPE_CHECKING:
     from semspec.engine.settings import ModelSettings
@@ -30,21 +30,21 @@ FORM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
-    """A process that starts."""
+class StartedProcess:
+    """A process that was started as far as its model's weights."""
 
     found: Check | str
     settings: Any
     report: Any
-    """What the gateway knows of it; of the gateway, its release. None: the model is not on this machine."""
+    """Its handshake with the gateway; the gateway's release. None: the model is not on this machine."""
     weight_bytes: int = 0
-    """Of its model in memory."""
+    """Memory of its model's weights."""
 
 
 def check_processes(config: StackConfig) -> Iterator[Check]:
-    """One check per process; of the memory, and of what the processes report of each other, if both models are on this
-    machine and nothing fails before."""
-    started = dict[str, Started]()
+    """Yield one check per process; then, if both models are on this machine, a check of memory and, if nothing failed,
+    checks of the pair as a whole."""
+    started = dict[str, StartedProcess]()
 
     def start(name: str) -> Check | str:
         started[name] = _start(config, name)
@@ -52,20 +52,22 @@ def check_processes(config: StackConfig) -> Iterator[Check]:
 
     names = (*config.roles, "gateway")
     for name in names:
-        yield attempt(name, partial(start, name))
+        yield run_check(name, partial(start, name))
     models = [
         started[role] for role in ("draft", "target") if role in started and started[role].report
     ]
     if len(models) == 2:
-        yield attempt("memory", partial(_memory, models))
+        yield run_check("memory", partial(_memory, models))
         if len(started) == len(names):
-            yield attempt("pair", partial(_compare, started))
-            yield attempt("draft test", lambda: asyncio.run(_tested("draft", started["draft"])))
-            yield attempt("target test", lambda: asyncio.run(_tested("target", started["target"])))
+            yield run_check("pair", partial(_compare, started))
+            yield run_check("draft test", lambda: asyncio.run(_tested("draft", started["draft"])))
+            yield run_check(
+                "target test", lambda: asyncio.run(_tested("target", started["target"]))
+            )
 
 
-def _start(config: StackConfig, name: str) -> Started:
-    """Start a process as far as its model's weights. Raises: what ends it at its start."""
+def _start(config: StackConfig, name: str) -> StartedProcess:
+    """Start a process as far as its model's weights. Raises: the error that would end it."""
     from semspec.settings import read_settings
 
     package = f"semspec_{name}"
@@ -85,15 +87,15 @@ def _start(config: StackConfig, name: str) -> Started:
         )
 
 
-def _gateway(settings: Any) -> Started:
+def _gateway(settings: Any) -> StartedProcess:
     release = _loaded("semspec_gateway.releases:load_served_release")(
         settings.pair, settings.defaults
     )
     words = f", the release is {release.label}" if release else ""
-    return Started(f"its settings are valid{words}", settings, release)
+    return StartedProcess(f"its settings are valid{words}", settings, release)
 
 
-def _verifier(config: StackConfig, settings: Any, load: Any) -> Started:
+def _verifier(config: StackConfig, settings: Any, load: Any) -> StartedProcess:
     report = asyncio.run(load(settings.model_copy(update={"device": "cpu"})).info())
     found: Check | str = f"probes of {report.draft_model} and {report.target_model}"
     if not report.operating_points:
@@ -107,10 +109,10 @@ def _verifier(config: StackConfig, settings: Any, load: Any) -> Started:
         found = warn("verifier", f"{found}, whose report says: {config.bad_verdicts}", BAD_VERDICT)
     elif config.verdicts:
         found = f"{found}, whose report says: {config.verdicts}"
-    return Started(found, settings, report)
+    return StartedProcess(found, settings, report)
 
 
-def _model(role: str, settings: Any, load: Any) -> Started:
+def _model(role: str, settings: Any, load: Any) -> StartedProcess:
     from semspec.engine.hub import look_up, size_of
 
     num_weights, weight_bytes = 0, 0
@@ -119,7 +121,7 @@ def _model(role: str, settings: Any, load: Any) -> Started:
         if found.missing_bytes:
             words = f"{settings.model} is not on this machine yet: {size_of(found.missing_bytes)}"
             remedy = f"`hf download {settings.model.replace(':', ' ')}`, or `serve` fetches it"
-            return Started(warn(role, words, remedy), settings, None)
+            return StartedProcess(warn(role, words, remedy), settings, None)
         num_weights, weight_bytes = count_weights(found.folder), found.weight_bytes
     engine = load(settings, outline)
     if settings.model and (bytes_per_weight := FORM_BYTES.get(engine.form)):
@@ -129,25 +131,25 @@ def _model(role: str, settings: Any, load: Any) -> Started:
         if settings.model
         else "a datastore"
     )
-    return Started(words, settings, asyncio.run(engine.info()), weight_bytes)
+    return StartedProcess(words, settings, asyncio.run(engine.info()), weight_bytes)
 
 
 @dataclass(frozen=True, slots=True)
-class Outline:
-    """In the place of an engine: its handshake."""
+class ModelOutline:
+    """Stands in for an engine: a model's handshake without its weights."""
 
     handshake: "ModelInfo"
     tokenizer: "ModelTokenizer"
     kind: str
     form: str
-    """Of the weights when they are served."""
+    """Numeric form of the weights when they are served."""
 
     async def info(self) -> "ModelInfo":
         return self.handshake
 
 
-def outline(settings: "ModelSettings", writer: "Writer") -> Outline:
-    """In the place of `load_engine`: the model without its weights. Raises: Mismatch when it cannot be served."""
+def outline(settings: "ModelSettings", writer: "Writer") -> ModelOutline:
+    """Stand in for `load_engine`: load the model without its weights. Raises: Mismatch when it cannot be served."""
     from semspec.engine.load import chosen_engine
 
     if (engine := chosen_engine(settings)) == "vllm":
@@ -155,7 +157,7 @@ def outline(settings: "ModelSettings", writer: "Writer") -> Outline:
 
         check_installed()
         model, tokenizer = load_model(settings, writer)
-        return Outline(model.info, tokenizer, f"vLLM {version('vllm')}", "bfloat16")
+        return ModelOutline(model.info, tokenizer, f"vLLM {version('vllm')}", "bfloat16")
     from semspec.engine.causal_lm import CausalLM
     from semspec.release import check_model
 
@@ -163,14 +165,14 @@ def outline(settings: "ModelSettings", writer: "Writer") -> Outline:
     lm = CausalLM.load(name, settings.revision, "meta", settings.dtype, limit, engine)
     check_model(settings, writer, lm.info.fingerprint)
     runner = "fast decoder" if lm.decoder else "transformers"
-    return Outline(
+    return ModelOutline(
         lm.info, lm.tokenizer, f"{type(lm.model).__name__}, {runner}, {lm.form}", lm.form
     )
 
 
 def count_weights(folder: Path) -> int:
-    """Number of weights in a folder's safetensors files, or in its GGUF file. Raises: Mismatch when there are none, or
-    one is damaged."""
+    """Count the weights in a folder's safetensors files, or in its GGUF file. Raises: Mismatch when there are none, or
+    a file is damaged."""
     from safetensors import SafetensorError, safe_open
 
     from semspec.engine.gguf import weights_file
@@ -183,7 +185,7 @@ def count_weights(folder: Path) -> int:
         try:
             with safe_open(path, "pt") as file:
                 num_weights += sum(
-                    math.prod(one.get_shape()) for one in map(file.get_slice, file.keys())
+                    math.prod(tensor.get_shape()) for tensor in map(file.get_slice, file.keys())
                 )
         except (OSError, SafetensorError) as error:
             raise Mismatch(
@@ -197,25 +199,25 @@ def count_weights(folder: Path) -> int:
     return num_weights
 
 
-async def _tested(role: str, started: Started) -> str:
-    """The line of the self-test with which the service starts, of a small model. Raises: what ends the start."""
+async def _tested(role: str, started: StartedProcess) -> str:
+    """Run the self-test of a small model, with which its service starts. Raises: the error that would end it."""
     from semspec.engine.load import chosen_engine
     from semspec.engine.selftest import REFERENCE_BYTES, self_test
 
     if chosen_engine(started.settings) == "vllm" or started.weight_bytes > REFERENCE_BYTES:
-        return "left out: it would take minutes; `serve` makes it at the start"
+        return "skipped: it would take minutes; `serve` runs it at the start"
     engine = _loaded(f"semspec_{role}.__main__:load")(started.settings)
     try:
         return (
             await self_test(engine, started.settings)
-            or "left out: a datastore, or a server that writes"
+            or "skipped: the service has a datastore or a remote writer"
         )
     finally:
         await engine.aclose()
 
 
-def _compare(started: dict[str, Started]) -> str:
-    """What the gateway finds once all services answer. Raises: Mismatch."""
+def _compare(started: dict[str, StartedProcess]) -> str:
+    """Compare the handshakes as the gateway does once all services answer. Raises: Mismatch."""
     draft, target, gateway = (started[name].report for name in ("draft", "target", "gateway"))
     verifier = (
         started["verifier"].report if "verifier" in started else asyncio.run(WithoutProbes().info())
@@ -237,10 +239,10 @@ def _compare(started: dict[str, Started]) -> str:
     return f"{matched}; {served.default_name(defaults)} by default; {served.support(defaults)}"
 
 
-def _memory(models: list[Started]) -> Check:
+def _memory(models: list[StartedProcess]) -> Check:
     from semspec.engine.hub import size_of
 
-    place, free_bytes = _free()
+    device, free_bytes = _free()
     needed = sum(m.weight_bytes for m in models)
     kv_bytes = sum(m.report.max_cache_bytes or m.settings.kv_bytes for m in models)
     if not free_bytes:
@@ -250,7 +252,7 @@ def _memory(models: list[Started]) -> Check:
             "see that they fit",
         )
     words = f"weights {size_of(needed)}, keys and values up to {size_of(kv_bytes)}"
-    words += f", {size_of(free_bytes)} free on the {place}"
+    words += f", {size_of(free_bytes)} free on the {device}"
     if needed > free_bytes:
         return fail("memory", f"{words}: too little", "free some, or serve smaller models")
     if needed + kv_bytes > free_bytes:
@@ -260,7 +262,7 @@ def _memory(models: list[Started]) -> Check:
 
 
 def _free() -> tuple[str, int]:
-    """Location of the models, and free bytes there (0: unknown)."""
+    """Return the device of the models, and its free bytes (0: unknown)."""
     import torch
 
     if torch.cuda.is_available():
@@ -273,16 +275,16 @@ def _free() -> tuple[str, int]:
 
 @contextmanager
 def _environment(config: StackConfig, name: str) -> Iterator[None]:
-    """The process's environment under `semspec serve`, for the duration of the block. Raises: StackError."""
+    """Set the process's environment under `semspec serve` for the duration of the block. Raises: StackError."""
     before = dict(os.environ)
     if name == "gateway":
         addresses = dict.fromkeys(config.roles, "127.0.0.1:1") | {
-            "redis": given_url() or "redis://127.0.0.1"
+            "redis": configured_url() or "redis://127.0.0.1"
         }
-        own = config.gateway_environment(addresses, 0, config.api_key or new_key())
+        settings = config.gateway_environment(addresses, 0, config.api_key or new_key())
     else:
-        own = config.service_environment(name)
-    os.environ.update({**config.environment, **own})
+        settings = config.service_environment(name)
+    os.environ.update({**config.environment, **settings})
     try:
         yield
     finally:
@@ -291,5 +293,5 @@ def _environment(config: StackConfig, name: str) -> Iterator[None]:
 
 
 def _loaded(reference: str) -> Any:
-    """Of a process; the library imports none."""
+    """Load an object of a service's or the gateway's package, which the library does not import."""
     return EntryPoint("", reference, "").load()

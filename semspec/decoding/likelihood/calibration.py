@@ -87,20 +87,20 @@ class Calibration:
     num_right: int | None = None
     """Drafted segments of the pilot that one of the target's samples at the same context means too."""
     num_wrong: int | None = None
-    """Those that none of them means."""
+    """Drafted segments of the pilot that none of the target's samples means."""
     own: OwnSegments | None = None
     """None: the pilot had labels."""
     format: int = CALIBRATION_FORMAT
 
     @cached_property
     def digest(self) -> str:
-        """Of all fields that are not None, 16 hexadecimal digits."""
+        """Return the digest of all fields that are not None, 16 hexadecimal digits."""
         return digest_of(_known(self))
 
     def probability(self, surprisal: Sequence[float]) -> float:
-        """Probability in [0, 1] that the target says it, too, from a score aligned with `SURPRISAL_FEATURES`.
+        """Return the probability that the target says the same, from a score aligned with `SURPRISAL_FEATURES`.
 
-        0 if a statistic is no finite number, as that of a token which the target cannot write.
+        It is 0 if a statistic is not finite, because the target cannot write one of the tokens.
         """
         values = [surprisal[SURPRISAL_FEATURES.index(name)] for name in self.statistics]
         score = self.bias + sum(
@@ -110,7 +110,7 @@ class Calibration:
 
 
 def too_small_reason(num_questions: int, num_right: int, num_wrong: int) -> str | None:
-    """Why nothing can be calibrated on such a pilot, in words; None if it is large enough."""
+    """Return why a pilot of this size is too small to calibrate on; None if it is large enough."""
     if num_questions < LEAST_QUESTIONS:
         return f"the pilot has {num_questions} questions with labels, at least {LEAST_QUESTIONS} are needed"
     for kind, number in (("right", num_right), ("wrong", num_wrong)):
@@ -120,7 +120,7 @@ def too_small_reason(num_questions: int, num_right: int, num_wrong: int) -> str 
 
 
 def too_few_reason(num_segments: int, quantile: float) -> str | None:
-    """Why a quantile of so few of the target's own segments is no threshold, in words; None if there are enough."""
+    """Return why this many of the target's own segments are too few for a quantile; None if there are enough."""
     least = ceil(LEAST_BELOW / quantile)
     if num_segments >= least:
         return None
@@ -131,7 +131,7 @@ def too_few_reason(num_segments: int, quantile: float) -> str | None:
 
 
 def as_json(calibration: Calibration) -> dict[str, Any]:
-    """The contents of its file."""
+    """Return the contents of its file."""
     return _known(calibration) | {"digest": calibration.digest}
 
 
@@ -162,8 +162,7 @@ def load_calibration(path: Path) -> Calibration:
         ) from error
     if digest != calibration.digest:
         raise Mismatch(
-            f"likelihood calibration {path} is damaged: it has not the digest it names",
-            remedy=_REMEDY,
+            f"likelihood calibration {path} is damaged: its digest does not match", remedy=_REMEDY
         )
     if reason := _unreliable_reason(calibration):
         raise Mismatch(
@@ -173,7 +172,7 @@ def load_calibration(path: Path) -> Calibration:
 
 
 def _unreliable_reason(calibration: Calibration) -> str | None:
-    """Why the threshold has too little data, in words; None if it has enough."""
+    """Return why the threshold rests on too little data; None if it has enough."""
     if own := calibration.own:
         return too_few_reason(own.num_segments, own.quantile)
     right, wrong = calibration.num_right or 0, calibration.num_wrong or 0

@@ -13,7 +13,7 @@ from semspec.errors import Mismatch
 from semspec.types import Acceptance, GeneratedSegment, Judgement, SegmentScore
 
 THRESHOLD = Limits("likelihood", "acceptance.threshold", 0.0, 0, 1)
-"""Of a request that gives one; else the calibration's."""
+"""Limits of a request's threshold; the default is the calibration's."""
 
 
 def _by_likelihood(progress: Progress, backends: Backends) -> AsyncGenerator[Step, None]:
@@ -30,13 +30,12 @@ def _by_likelihood(progress: Progress, backends: Backends) -> AsyncGenerator[Ste
     ) -> list[Judgement]:
         return [Judgement(1.0, calibration.probability(score.surprisal)) for score in scores]
 
-    projection = next(
-        (one.target for one in backends.projections if not one.probes), ""
-    )  # of states that are not used
+    # The states are not used; a projection makes them small.
+    projection = next((pair.target for pair in backends.projections if not pair.probes), "")
     threshold = progress.generation.strategy.options.acceptance.threshold
     acceptance = Acceptance("threshold", calibration.threshold if threshold is None else threshold)
-    own = Judge(judge, acceptance, target_projection=projection, wants_draft_states=False)
-    return rounds(progress, backends, own)
+    by_likelihood = Judge(judge, acceptance, target_projection=projection, wants_draft_states=False)
+    return rounds(progress, backends, by_likelihood)
 
 
 def strategy(options: Options) -> Strategy:

@@ -55,7 +55,7 @@ class Projection:
         self.mean, self.weight = mean, weight
 
     def keys(self, states: Vectors) -> Vectors:
-        """`[num_states, width]` of `[num_states, hidden_size]`."""
+        """Project `states`, `[num_states, hidden_size]`, to keys, `[num_states, width]`."""
         return np.asarray((states - self.mean) @ self.weight.T, np.float32)
 
     @classmethod
@@ -93,7 +93,7 @@ class Neighbours:
             index = faiss.read_index(str(path))
         except RuntimeError as error:
             raise Mismatch(
-                f"{path} is no index of neighbours", remedy="build the datastore again"
+                f"{path} is not an index of neighbours", remedy="build the datastore again"
             ) from error
         if hasattr(inner := faiss.downcast_index(getattr(index, "index", index)), "nprobe"):
             inner.nprobe = NUM_PROBES
@@ -117,7 +117,7 @@ def build_index(keys: Vectors, places: NDArray[np.int64]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """What a datastore holds."""
+    """Contents of a datastore."""
 
     model: str
     """Fingerprint of the target that wrote the answers."""
@@ -126,7 +126,7 @@ class Card:
     layer: int | None
     """Row of `states-v1` that the neighbours are of; None: there are none."""
     num_tokens: int
-    """Of all documents: prompts, answers and one end each."""
+    """Tokens of all documents: prompts, answers and an end token each."""
     num_entries: int
     """Neighbours."""
     data: str
@@ -140,7 +140,7 @@ class Card:
 
     @property
     def digest(self) -> str:
-        """Names the datastore: of all that the card says."""
+        """Return the digest of the card, which names the datastore."""
         return digest_of(asdict(self))
 
 
@@ -269,8 +269,8 @@ def _card(folder: Path) -> Card:
                 remedy=_AGAIN,
             )
         card = Card(**values)
-        wanted = {"tokens"} if card.layer is None else {"tokens", "projection", "neighbours"}
-        if {*card.files} != wanted or {*card.sizes} != wanted or {*card.digests} != wanted:
+        parts = {"tokens"} if card.layer is None else {"tokens", "projection", "neighbours"}
+        if {*card.files} != parts or {*card.sizes} != parts or {*card.digests} != parts:
             raise ValueError("it does not name its files")
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise Mismatch(

@@ -1,4 +1,4 @@
-"""Proposals from a datastore, beside the draft model of a service."""
+"""Proposals from a datastore, next to the draft model of a service."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -41,8 +41,8 @@ def propose(
     retrieval: Retrieval,
     num_tokens: int,
 ) -> Proposal:
-    """Up to `num_tokens` tokens after a context: what followed its last tokens before, or what followed similar states.
-    Each has probability 1; none if nothing is found. Takes about a millisecond.
+    """Propose up to `num_tokens` tokens that followed the context's last tokens, or similar states, before. Each has
+    probability 1. The proposal is empty if nothing is found. Takes about a millisecond.
 
     The longest n-gram wins, of equal ones that in the context itself. Semantic neighbours are used where there is no
     n-gram of `LEAST_MATCH` tokens; shorter n-grams where there are no neighbours either. The session's own part is the
@@ -52,7 +52,7 @@ def propose(
     """
     start = perf_counter()
     text = _text(datastore.card.tokenizer, context.pieces, open_ids)
-    found = _found(datastore, text, retrieval, num_tokens) if text else ()
+    found = _find_continuations(datastore, text, retrieval, num_tokens) if text else ()
     token_ids = agreed(found, num_tokens, LEAST_SHARE)
     certain = tuple(map(Distribution.certain, token_ids))
     layer = datastore.card.layer if retrieval.source in WITH_NEIGHBOURS else None
@@ -60,8 +60,10 @@ def propose(
     return Proposal(tuple(token_ids), certain, datastore.card.tokenizer, duration_ms, layer)
 
 
-def _found(datastore: Datastore, text: str, retrieval: Retrieval, num_tokens: int) -> Sequence[str]:
-    """What followed similar contexts."""
+def _find_continuations(
+    datastore: Datastore, text: str, retrieval: Retrieval, num_tokens: int
+) -> Sequence[str]:
+    """Return the texts that followed similar contexts."""
     matches: list[Match] = []  # the longest n-gram of each part, in order of preference
     if retrieval.source != "datastore":
         matches.append(earlier_match(text, num_tokens))
@@ -70,25 +72,27 @@ def _found(datastore: Datastore, text: str, retrieval: Retrieval, num_tokens: in
     best = max(matches, key=attrgetter("length"))
     near: tuple[str, ...] = ()
     if best.length < LEAST_MATCH and retrieval.source in WITH_NEIGHBOURS:
-        near = _near(datastore, text, retrieval.state, num_tokens)
+        near = _neighbour_continuations(datastore, text, retrieval.state, num_tokens)
     return near or best.continuations
 
 
-def _near(datastore: Datastore, text: str, state: bytes, num_tokens: int) -> tuple[str, ...]:
-    """What followed neighbours of the state before the last token that were followed by the same token."""
+def _neighbour_continuations(
+    datastore: Datastore, text: str, state: bytes, num_tokens: int
+) -> tuple[str, ...]:
+    """Return the texts after neighbours of the state before the last token that continue with the same token."""
     if datastore.neighbours is None or not state:
         return ()
-    if len(state) != (wanted := 4 * datastore.neighbours.hidden_size):
+    if len(state) != (num_bytes := 4 * datastore.neighbours.hidden_size):
         raise InvalidRequest(
-            f"retrieval.state: {len(state)} bytes, not {wanted}", "retrieval.state"
+            f"retrieval.state: {len(state)} bytes, not {num_bytes}", "retrieval.state"
         )
     places = datastore.neighbours.near(np.frombuffer(state, "<f4"))
     followed = (datastore.static.following(place, num_tokens + 1) for place in places)
-    return tuple(one[1:] for one in followed if one[:1] == text[-1])
+    return tuple(text_after[1:] for text_after in followed if text_after[:1] == text[-1])
 
 
 def _text(tokenizer: str, pieces: Sequence[Piece], open_ids: Sequence[int]) -> str:
-    """The last tokens; only those after the last piece of another tokenizer, whose ids mean other text."""
+    """Return the last tokens, back to the last piece of another tokenizer, whose ids mean other text."""
     ids: list[int] = [*open_ids]
     for piece in reversed(pieces):
         if not shares_ordinary_tokens(piece.tokenizer, tokenizer) or len(ids) >= WINDOW:
@@ -109,7 +113,7 @@ class RetrievingDraft:
     """
 
     def __init__(self, engine: Engine | None, datastore: Datastore) -> None:
-        """`engine`: None: there is no model, and all other calls are refused by a `Mismatch`."""
+        """Without an `engine` there is no model, and all other calls raise `Mismatch`."""
         self._engine, self._datastore = engine, datastore
 
     @property
@@ -130,8 +134,8 @@ class RetrievingDraft:
     async def info(self) -> ModelInfo:
         card = self._datastore.card
         none = ModelInfo("", "", card.tokenizer, 0, 0, 0, supports_logprobs=False)
-        own = none if self._engine is None else await self._engine.info()
-        return replace(own, datastore=card.digest, datastore_model=card.model)
+        info = none if self._engine is None else await self._engine.info()
+        return replace(info, datastore=card.digest, datastore_model=card.model)
 
     async def propose(
         self, context: Context, open_ids: Sequence[int], params: GenerationParams, num_tokens: int

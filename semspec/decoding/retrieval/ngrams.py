@@ -26,9 +26,9 @@ class Match:
     """Places where the last tokens of a context occur."""
 
     length: int
-    """Of the n-gram, in tokens; 0: it occurs nowhere."""
+    """Length of the n-gram in tokens; 0: it occurs nowhere."""
     continuations: tuple[str, ...]
-    """What follows at each place, nearest first; may be empty strings."""
+    """Text that follows at each place, nearest first; may be empty strings."""
 
 
 NO_MATCH = Match(0, ())
@@ -96,11 +96,11 @@ class StaticTokens:
         )
 
     def following(self, place: int, num_tokens: int) -> str:
-        """Up to `num_tokens` tokens from `place` on, within its document."""
+        """Return up to `num_tokens` tokens from `place` on, within its document."""
         return self._text[place : place + num_tokens].partition(chr(DOCUMENT_END))[0]
 
     def _before(self, length: int) -> Callable[[int], str]:
-        """Up to `length` tokens before a place, the last one first."""
+        """Return a function from a place to the up to `length` tokens before it, the last one first."""
         text, size = self._reversed, len(self._reversed)
         return lambda place: text[size - place : size - place + length]
 
@@ -128,8 +128,8 @@ def sorted_places(tokens: TokenArray) -> TokenArray:
 
 
 def agreed(continuations: Sequence[str], num_tokens: int, least_share: float) -> list[int]:
-    """Token by token the most frequent one among the continuations that agree so far, until the share of those that
-    agree falls below `least_share`. Of equally frequent ones, the first."""
+    """Return, token by token, the most frequent one among the continuations that agree so far, until the share of those
+    that agree falls below `least_share`. Of equally frequent tokens the first is taken."""
     alive, chosen = list(continuations), list[int]()
     total = len(alive)
     for index in range(num_tokens):

@@ -11,7 +11,7 @@ from typing import Literal
 from semspec.decoding import token_level
 from semspec.decoding.backends import Backends
 from semspec.decoding.generation import Limits, Options, Progress, Step, Strategy
-from semspec.decoding.steps import or_backend_unavailable
+from semspec.decoding.steps import call_backend
 from semspec.types import Proposal, Retrieval, VerifiedTokens, Writer
 
 NUM_TOKENS = Limits("retrieval", "num_speculative_tokens", 8, 1, 64)
@@ -22,23 +22,23 @@ def strategy(options: Options, max_segments: Literal[0, 1] = 0) -> Strategy:
     num_tokens = NUM_TOKENS.of(options.num_speculative_tokens)
     options = replace(options, num_speculative_tokens=num_tokens)
 
-    def of_datastore(progress: Progress, backends: Backends) -> AsyncGenerator[Step, None]:
+    def run_rounds(progress: Progress, backends: Backends) -> AsyncGenerator[Step, None]:
         async def propose(
             progress: Progress, verified: VerifiedTokens, num_tokens: int
         ) -> Proposal:
-            """What was retrieved, perhaps nothing."""
+            """Retrieve a proposal, which may be empty."""
             retrieval = Retrieval(verified.state, options.retrieval.source)
             params = replace(progress.params("propose", max_segments=0), retrieval=retrieval)
             proposal = backends.drafter.propose(
                 progress.context, verified.open_ids, params, num_tokens
             )
-            return await or_backend_unavailable("draft", proposal)
+            return await call_backend("draft", proposal)
 
         return token_level.rounds(progress, backends.target, propose, num_tokens, max_segments)
 
     return Strategy(
         "retrieval",
-        of_datastore,
+        run_rounds,
         options,
         writers=frozenset({Writer.TARGET}),
         is_exact=True,

@@ -20,13 +20,12 @@ from semspec.v2 import types_pb2
 M = TypeVar("M", bound=Message)
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
-_cached = cast(
-    Callable[[F], F], cache
-)  # of arguments that mypy does not take for hashable: types of messages
+# mypy does not know that types of messages are hashable.
+_cached = cast(Callable[[F], F], cache)
 
 
 def message_of(kind: type[M], *values: object, **others: object) -> M:
-    """A message of this kind with the fields of `values`, dataclasses, and with `others`, by the message's names.
+    """Build a message with the fields of the dataclasses `values`, and with `others`, by the message's field names.
 
     Nested messages are filled in place: a constructor would copy them at each level, which takes 4 ms instead of
     0.03 ms for the states of a 32B model. Raises: InvalidRequest for a value that protobuf cannot encode.
@@ -35,9 +34,9 @@ def message_of(kind: type[M], *values: object, **others: object) -> M:
     with encodable():
         for value in values:
             _filler(type(value), kind)(message, value)
-        for name, own in others.items():
-            if own is not None:
-                _putter(kind, name)(message, own)
+        for name, item in others.items():
+            if item is not None:
+                _putter(kind, name)(message, item)
     return message
 
 
@@ -51,7 +50,7 @@ def encodable() -> Iterator[None]:
 
 
 def read(kind: type[T], message: Message, field: str = "") -> T:
-    """A dataclass of this kind, checked. Fields that the message does not have keep their defaults.
+    """Read a dataclass of this kind and check it. Fields that the message does not have keep their defaults.
 
     Raises: InvalidRequest that names the invalid field; its path begins with `field`.
     """
@@ -62,7 +61,7 @@ def read(kind: type[T], message: Message, field: str = "") -> T:
 
 
 def read_each(kind: type[T], messages: Sequence[Message], field: str) -> list[T]:
-    """The items of a repeated field, each as by `read`."""
+    """Read the items of a repeated field, each as by `read`."""
     found: list[T] = []
     read_one = reader(kind)
     try:
@@ -80,26 +79,26 @@ def _filler(kind: type, message_kind: type[Message]) -> "Put":
     plan = _plan(kind, message_kind)
 
     def fill_fields(message: Message, value: Any) -> None:
-        for name, own in zip(plan.plain_names, plan.plain_values(value)):  # noqa: B905
-            if own or own.__class__ is float:  # -0.0 is sent, too
-                setattr(message, name, own)
+        for name, item in zip(plan.plain_names, plan.plain_values(value)):  # noqa: B905
+            if item or item.__class__ is float:  # -0.0 is sent, too
+                setattr(message, name, item)
         for name, default, put, _ in plan.others:
-            own = getattr(value, name)
-            if own is not None and own is not default:
-                put(message, own)
+            item = getattr(value, name)
+            if item is not None and item is not default:
+                put(message, item)
 
     return fill_fields
 
 
 @_cached
 def reader(kind: type[T]) -> Callable[[Any], T]:
-    """`read` of this kind."""
+    """Return `read` for this kind."""
 
     def read_fields(message: Message) -> T:
         plan = _plan(kind, type(message))
         values = dict(zip(plan.plain_names, plan.plain_values(message)))  # noqa: B905  # strict costs as much again
-        for other in plan.others:
-            values[other.name] = other.read(message)
+        for field in plan.others:
+            values[field.name] = field.read(message)
         value = kind(**values)
         check(value)
         return value
@@ -111,10 +110,10 @@ Put = Callable[[Any, Any], None]
 
 
 class _Field(NamedTuple):
-    """A field whose value messages hold in another form, or may lack."""
+    """A field whose value has another form in messages, or may be absent."""
 
     name: str
-    """In the dataclass."""
+    """Name in the dataclass."""
     default: object
     """A value that is not sent."""
     put: Put
@@ -122,11 +121,11 @@ class _Field(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """How a dataclass is converted. Plain fields are those whose values are the same in the message."""
+    """The conversion of a dataclass. Plain fields have the same values in the message."""
 
     plain_names: tuple[str, ...]
     plain_values: Callable[[Any], tuple[Any, ...]]
-    """Of a dataclass or a message."""
+    """Reads them from a dataclass or a message."""
     others: tuple[_Field, ...]
 
 
@@ -164,7 +163,7 @@ def _getter(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
 
 @_cached
 def _putter(kind: type[Message], name: str) -> Put:
-    """Sets the field `name` of a message."""
+    """Return a function that sets the field `name` of a message."""
     field: Any = kind.DESCRIPTOR.fields_by_name[name]
     item_kind = field.message_type and GetMessageClass(field.message_type)
 
@@ -192,9 +191,9 @@ def _putter(kind: type[Message], name: str) -> Put:
 
 
 def _field_reader(field: Any, hint: Any, default: object) -> Callable[[Any], Any]:
-    """Reads `field` of a message as a value of the type `hint`; absent, it is `default`, or None if that may be."""
+    """Return a function that reads `field` of a message as the type `hint`; an absent field is `default` or None."""
     name, is_optional = field.name, NoneType in get_args(hint)
-    kind = next(one for one in get_args(hint) if one is not NoneType) if is_optional else hint
+    kind = next(kind for kind in get_args(hint) if kind is not NoneType) if is_optional else hint
     kind = get_args(kind)[0] if field.is_repeated else kind
     absent = None if default is MISSING else default
 
@@ -234,8 +233,8 @@ def encode_request(prompt: Prompt) -> types_pb2.EncodeRequest:
         return message_of(types_pb2.EncodeRequest, text=prompt)
     if isinstance(prompt, TokenIds):
         return message_of(types_pb2.EncodeRequest, tokens=prompt)
-    given = prompt if isinstance(prompt, Conversation) else Conversation(tuple(prompt))
-    return message_of(types_pb2.EncodeRequest, conversation=given)
+    conversation = prompt if isinstance(prompt, Conversation) else Conversation(tuple(prompt))
+    return message_of(types_pb2.EncodeRequest, conversation=conversation)
 
 
 def read_prompt(message: types_pb2.EncodeRequest) -> Prompt:
@@ -246,7 +245,8 @@ def read_prompt(message: types_pb2.EncodeRequest) -> Prompt:
         case "tokens":
             return read(TokenIds, message.tokens, "tokens")
         case "conversation":
-            given = read(Conversation, message.conversation, "conversation")
-            return given if given.tools or given.variables else list(given.messages)
+            conversation = read(Conversation, message.conversation, "conversation")
+            is_plain = not (conversation.tools or conversation.variables)
+            return list(conversation.messages) if is_plain else conversation
         case _:
             raise invalid("prompt", "give a text, token ids or a conversation")

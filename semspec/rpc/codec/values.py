@@ -1,6 +1,6 @@
-"""Values that messages hold in another form than dataclasses do: enums and pieces; and the checks of all values.
+"""Values whose form in messages differs from that in dataclasses: enums and pieces; and the checks of all values.
 
-What reads or checks one raises InvalidRequest, and names the invalid field from the value on.
+Readers and checks raise InvalidRequest with the path of the invalid field within the value.
 """
 
 import math
@@ -54,17 +54,17 @@ _NUMBER_BYTES = 4
 
 
 def invalid(field: str, complaint: str) -> InvalidRequest:
-    """An error that names the invalid field."""
+    """Return an error that names the invalid field."""
     return InvalidField(complaint, field)
 
 
 def within(field: str, error: InvalidRequest) -> InvalidRequest:
-    """The error of a value that is `field` of another."""
+    """Return the error of a value that is `field` of another."""
     return error.about(f"{field}.{error.parameter}")
 
 
 def known(values: Mapping[int, T], number: int, field: str) -> T:
-    """The value of the enum number `number`. Raises: InvalidRequest when it is unspecified or unknown."""
+    """Return the enum value of `number`. Raises: InvalidRequest when it is unspecified or unknown."""
     value = values.get(number)
     if value is None:
         raise invalid(field, "unspecified" if number == 0 else f"unknown value {number}")
@@ -72,7 +72,7 @@ def known(values: Mapping[int, T], number: int, field: str) -> T:
 
 
 def numbers_of(members: type[StrEnum], enum: EnumDescriptor) -> dict[Any, Any]:
-    """Member -> number, by its name: `WRITER_DRAFT` is `Writer.DRAFT`."""
+    """Map members to numbers by name: `WRITER_DRAFT` is `Writer.DRAFT`."""
     prefix = enum.values[0].name.removesuffix("UNSPECIFIED")
     return {member: enum.values_by_name[prefix + member.name].number for member in members}
 
@@ -95,7 +95,7 @@ def put_piece(message: types_pb2.Piece, piece: Piece) -> None:
 
 
 def read_piece(message: types_pb2.Piece) -> Piece:
-    """A `Piece` if its writer is the user, else a `Segment`."""
+    """Read a `Piece` if its writer is the user, else a `Segment`."""
     writer = known(_WRITER_OF, message.writer, "writer")
     token_ids = tuple(message.token_ids)
     if writer is not Writer.USER:
@@ -115,7 +115,7 @@ def _read_segment(message: types_pb2.Piece) -> Segment:
 
 
 PUT: dict[type, Callable[[Any, Any], None]] = {Piece: put_piece, Segment: put_piece}
-"""How to fill in values that messages hold in another form."""
+"""Functions that fill in values whose form in messages differs."""
 READ: dict[type, Callable[[Any], Any]] = {Piece: read_piece, Segment: _read_segment}
 
 
@@ -227,21 +227,21 @@ BOUNDS: dict[type, dict[str, tuple[float, float]]] = {
 }
 """Least and most of numbers, of each item where there are several."""
 CHECKS: dict[type, Callable[[Any], None]] = {
-    Conversation: lambda one: check_filled(one.messages, "messages"),
+    Conversation: lambda value: check_filled(value.messages, "messages"),
     Distribution: _check_distribution,
     GeneratedSegment: _check_generated,
-    Message: lambda one: _check_one_of("role", one.role, get_args(Role)),
+    Message: lambda value: _check_one_of("role", value.role, get_args(Role)),
     Penalties: _check_penalties,
-    Proposal: lambda one: check_length(
-        one.distributions, "distributions", len(one.token_ids), "token_ids"
+    Proposal: lambda value: check_length(
+        value.distributions, "distributions", len(value.token_ids), "token_ids"
     ),
-    Retrieval: lambda one: _check_one_of("source", one.source, get_args(RetrievalSource)),
+    Retrieval: lambda value: _check_one_of("source", value.source, get_args(RetrievalSource)),
     SamplingParams: _check_sampling,
-    SegmentScore: lambda one: check_length(
-        one.surprisal, "surprisal", len(SURPRISAL_FEATURES), "features"
+    SegmentScore: lambda value: check_length(
+        value.surprisal, "surprisal", len(SURPRISAL_FEATURES), "features"
     ),
     States: _check_states,
     Token: _check_token,
-    TokenIds: lambda one: check_filled(one.ids, "ids"),
+    TokenIds: lambda value: check_filled(value.ids, "ids"),
 }
-"""What values must fit beside their bounds."""
+"""Checks of values beyond their bounds."""

@@ -4,15 +4,15 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
 
-from semspec.decoding import Prompts, at_the_same_point, renders_its_own
+from semspec.decoding import Prompts, align_reasoning, renders_separately
 from semspec.engine.segmentation import cut
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.errors import InvalidRequest
 from semspec.reporting.files import Row
 from semspec.training.config import ContextsConfig, PromptConfig
 from semspec.training.data.questions import Question
+from semspec.training.data.writers import SegmentWriter
 from semspec.types import (
     Context,
     Message,
@@ -25,26 +25,18 @@ from semspec.types import (
 )
 
 
-class SegmentWriter(Protocol):
-    """Generates next segments."""
-
-    def generate(self, context: Context, seeds: Sequence[int]) -> list[Segment]:
-        """One next segment per seed, in the order of `seeds`."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class ProbeContext:
     """A question and the reasoning so far."""
 
     question: Question
     context: Context
-    """As the target reads it."""
+    """The context as the target reads it."""
     draft_prompt: Piece | None = None
     """The prompt as the draft reads it; None: the prompt in `context`."""
 
     def read_by(self, model: Writer) -> Context:
-        """The context as draft or target reads it."""
+        """Return the context as draft or target reads it."""
         return _read_by(model, self.context.pieces, self.draft_prompt)
 
     @property
@@ -71,13 +63,13 @@ def _read_by(model: Writer, pieces: Sequence[Piece], draft_prompt: Piece | None)
 def prompts(
     question: Question, config: PromptConfig, target: ModelTokenizer, draft: ModelTokenizer
 ) -> Prompts:
-    """The question as each model's prompt, rendered as by the gateway."""
+    """Render the question as each model's prompt, as the gateway does."""
     text = config.template.replace("{question}", question.text)
     messages = [Message("user", text)]
     start = target.encode(messages if config.chat else text)
-    if not config.chat or not renders_its_own(draft.info, target.info):
+    if not config.chat or not renders_separately(draft.info, target.info):
         return Prompts(start)
-    return Prompts(start, at_the_same_point(draft.encode(messages), start))
+    return Prompts(start, align_reasoning(draft.encode(messages), start))
 
 
 def mixed_trace(
@@ -87,12 +79,10 @@ def mixed_trace(
     config: ContextsConfig,
     seed: int,
 ) -> list[Piece]:
-    """A trace in which draft or target, chosen at random, writes each segment, right or wrong. Returns the target's
-    prompt and every segment but the last: to the answer's end, where the limits allow."""
-    draft_share, num_tokens = (
-        config.draft_share if config.traces == "mixture" else 0.0,
-        len(start.target.token_ids),
-    )
+    """Write a trace in which draft or target, chosen at random, writes each segment, up to the answer's end if the
+    limits allow. Return the target's prompt and every segment but the last."""
+    draft_share = config.draft_share if config.traces == "mixture" else 0.0
+    num_tokens = len(start.target.token_ids)
     rng = random.Random(f"trace {seed} {question.id}")
     pieces = [start.target]
     for index in range(config.max_segments):
@@ -106,10 +96,10 @@ def mixed_trace(
     return pieces
 
 
-def given_trace(
+def data_trace(
     question: Question, start: Piece, target: ModelTokenizer, rule: Segmentation, limit: int
 ) -> list[Piece]:
-    """The data's own trace, split where `rule` ends a segment."""
+    """Return the data's own trace, split where `rule` ends a segment."""
     if not question.trace:
         raise InvalidRequest(
             f"question {question.id} has no reasoning trace",
@@ -124,7 +114,7 @@ def given_trace(
 
 
 def choose_depths(num_segments: int, config: ContextsConfig, seed: str) -> list[int]:
-    """The depths (numbers of segments) at which to sample: all, or one in each of equally long ranges."""
+    """Choose the depths (numbers of segments) at which to sample: all, or one in each of equally long ranges."""
     depths = range(num_segments + 1)
     if config.per_question is None or config.per_question >= len(depths):
         return list(depths)
@@ -136,7 +126,7 @@ def choose_depths(num_segments: int, config: ContextsConfig, seed: str) -> list[
 def trace_row(
     number: int, pieces: Sequence[Piece], depths: Sequence[int], draft_prompt: Piece | None
 ) -> Row:
-    """A trace as stored on disk: question number, prompts, segments, and the chosen depths."""
+    """Return a trace as stored on disk: question number, prompts, segments, and the chosen depths."""
     return {
         "question": number,
         "pieces": [_piece_row(piece) for piece in pieces],
@@ -146,7 +136,7 @@ def trace_row(
 
 
 def contexts_of(row: Row, question: Question) -> Iterator[ProbeContext]:
-    """The contexts of a trace, shallow ones first."""
+    """Yield the contexts of a trace, shallow ones first."""
     pieces = [_piece(piece) for piece in row["pieces"]]
     draft_prompt = _piece(row["draft_prompt"]) if row.get("draft_prompt") else None
     for depth in row["depths"]:

@@ -70,7 +70,7 @@ _STORED: dict[type, tuple[str, ...]] = {
 def label(
     rows: Sequence[Row], clusters: Sequence[Row], shard: int, questions: dict[str, int]
 ) -> Iterator[Row]:
-    """Labels of one shard, one row per segment; `rows` and `clusters` are aligned, segments of a context adjacent.
+    """Yield the labels of a shard, one row per segment. `rows` and `clusters` are aligned, by context.
 
     A segment without a cluster (cut by a token budget, or beyond what the equivalence compares) has no label, but
     counts in the N of its writer's shares: the writer did not write another meaning there either. A context without
@@ -81,13 +81,15 @@ def label(
     draft_row = 0
     members = list(enumerate(zip(rows, clusters, strict=True)))
     for context, group in groupby(members, key=lambda member: str(member[1][0]["context"])):
-        own = list(group)
+        segments = list(group)
         samples = {
-            writer: [cluster["cluster"] for _, (row, cluster) in own if row["writer"] == writer]
+            writer: [
+                cluster["cluster"] for _, (row, cluster) in segments if row["writer"] == writer
+            ]
             for writer in (Writer.TARGET, Writer.DRAFT)
         }
         is_known = any(meaning is not None for meaning in samples[Writer.TARGET])
-        for index, (row, cluster) in own:
+        for index, (row, cluster) in segments:
             by_draft = row["writer"] == Writer.DRAFT
             if is_known and cluster["cluster"] is not None:
                 yield {
@@ -111,14 +113,14 @@ def label(
 
 
 def gather_labels(shards: Iterable[Iterable[Row]], questions: Sequence[Question]) -> Labels:
-    """The labels of all shards. Raises: InvalidRequest when no segment has a known meaning, or no context has two."""
+    """Collect the labels of all shards. Raises: InvalidRequest when no segment has a meaning, or no context has two."""
     rows = [row for shard in shards for row in shard]
     if not rows:
         raise InvalidRequest(
             "no context has a sample of the target with a known meaning: all are cut, or too long for the equivalence",
             remedy="raise max_segment_tokens, or the NLI model's window",
         )
-    labels = arranged(rows, questions)
+    labels = labels_from_rows(rows, questions)
     if np.all(labels.target_probability == 1):
         raise InvalidRequest(
             f"every one of {len(np.unique(labels.context))} contexts has fewer than two clusters: nothing to learn "
@@ -128,17 +130,17 @@ def gather_labels(shards: Iterable[Iterable[Row]], questions: Sequence[Question]
     return labels
 
 
-def arranged(rows: Sequence[Row], questions: Sequence[Question]) -> Labels:
-    """The labels in `rows` as arrays."""
+def labels_from_rows(rows: Sequence[Row], questions: Sequence[Question]) -> Labels:
+    """Return the labels in `rows` as arrays."""
     contexts = {
         name: number for number, name in enumerate(dict.fromkeys(row["context"] for row in rows))
     }
-    own = [questions[row["question"]] for row in rows]
+    segment_questions = [questions[row["question"]] for row in rows]
 
     columns = {
         "context": np.array([contexts[row["context"]] for row in rows]),
-        "domain": np.array([question.domain for question in own]),
-        "split": np.array([question.split for question in own]),
+        "domain": np.array([question.domain for question in segment_questions]),
+        "split": np.array([question.split for question in segment_questions]),
     }
     for dtype, names in _STORED.items():
         columns |= {name: np.array([row[name] for row in rows], dtype) for name in names}
@@ -160,7 +162,7 @@ def read_labels(path: Path) -> Labels:
     return Labels(**columns)
 
 
-def _share(samples: Sequence[int | None], meaning: int, is_one: bool) -> float:
-    """Share of `samples` with this meaning. `is_one`: the judged segment is one of them and is left out, so that a
-    sample does not raise its own probability."""
-    return (samples.count(meaning) - is_one) / max(len(samples) - is_one, 1)
+def _share(samples: Sequence[int | None], meaning: int, is_sample: bool) -> float:
+    """Return the share of `samples` with this meaning. `is_sample`: the judged segment is one of them and is left out,
+    so that a sample does not raise its own probability."""
+    return (samples.count(meaning) - is_sample) / max(len(samples) - is_sample, 1)

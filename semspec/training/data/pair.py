@@ -1,177 +1,32 @@
-"""The two models of a pair, loaded on first use, with their writers of segments, and stage 2: N next segments from each
-model at each context, with the models' states of them."""
+"""Stage 2: N next segments from each model of a pair at each context, with the models' states of them. The models are
+loaded on first use."""
 
-import asyncio
-import os
 from collections.abc import Sequence
-from contextlib import aclosing
 from dataclasses import asdict
 from functools import cached_property
-from time import monotonic
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from semspec.engine.batch import ContextBatch
 from semspec.engine.causal_lm import CausalLM
-from semspec.engine.segmentation import ended_by_look_ahead
-from semspec.engine.tokenization import ModelTokenizer
-from semspec.errors import InvalidRequest, Unavailable
-from semspec.remote.client import Completion, CompletionClient, Server
-from semspec.remote.connect import connect
-from semspec.remote.segmenter import TextSegmenter
+from semspec.errors import InvalidRequest
 from semspec.reporting.files import Row
 from semspec.training.config import ModelConfig, PipelineConfig, ServerSampler
-from semspec.training.data.contexts import ProbeContext, SegmentWriter
-from semspec.types import (
-    Context,
-    GenerationParams,
-    ModelInfo,
-    Segment,
-    Segmentation,
-    Writer,
-    derive_seed,
+from semspec.training.data.contexts import ProbeContext
+from semspec.training.data.writers import (
+    CachedModel,
+    EngineWriter,
+    LimitedWriter,
+    SegmentWriter,
+    ServerWriter,
 )
-
-
-class EngineWriter:
-    """Generates segments with a model in this process, token for token as the serving engine does."""
-
-    def __init__(self, model: "CachedModel", writer: Writer, params: GenerationParams) -> None:
-        self._model, self._writer, self._params = model, writer, params
-
-    def generate(self, context: Context, seeds: Sequence[int]) -> list[Segment]:
-        batch, params, lm = self._model.at(context), self._params, self._model.lm
-        rule, limit = params.segmentation, params.max_segment_tokens
-        is_after_end = ended_by_look_ahead(context, rule)
-        segments: list[Segment] = []
-        for start in range(0, len(seeds), self._model.rows_at_once):
-            part = seeds[start : start + self._model.rows_at_once]
-            for written in batch.sample(params.sampling, part, rule, limit, is_after_end):
-                text = batch.text_of(written.token_ids)
-                segments.append(
-                    Segment(
-                        text, tuple(written.token_ids), lm.info.tokenizer, self._writer, written.end
-                    )
-                )
-        return segments
-
-
-class CachedModel:
-    """A model with the KV cache of its current context, so that the contexts of a trace together prefill it once."""
-
-    def __init__(self, lm: CausalLM, rows_at_once: int) -> None:
-        self.lm, self.rows_at_once = lm, rows_at_once
-        self._context: Context | None = None
-        self._batch: ContextBatch | None = None
-
-    def at(self, context: Context) -> ContextBatch:
-        if self._batch is not None and context == self._context:  # not tokenized again
-            return self._batch
-        tokens, self._context = self.lm.tokenizer.context_ids(context), None
-        if self._batch is None or not self._batch.extend(tokens):
-            self._batch = None  # free its memory first
-            self._batch = ContextBatch(self.lm, tokens)
-        self._context = context
-        return self._batch
-
-
-class ServerWriter:
-    """Generates segments with a remote completion stream, which is closed as soon as the segment is complete. The
-    server returns text only, which is tokenized here, so it needs no feature beyond streaming."""
-
-    def __init__(
-        self,
-        config: ServerSampler,
-        writer: Writer,
-        params: GenerationParams,
-        tokenizer: ModelTokenizer,
-    ) -> None:
-        """`tokenizer` is that of the local copy of the same model, which reads the server's text."""
-        self._config, self._writer, self._params, self._tokenizer = (
-            config,
-            writer,
-            params,
-            tokenizer,
-        )
-        self._server = Server(
-            config.backend,
-            config.base_url,
-            config.model,
-            _key(config),
-            config.timeout_s,
-            config.max_retries,
-            remedy="check sampler.base_url, model and key, then run the same command again",
-        )
-
-    def generate(self, context: Context, seeds: Sequence[int]) -> list[Segment]:
-        """Raises: Unavailable, DeadlineExceeded, Overloaded, Mismatch when the server fails."""
-        prompt = self._tokenizer.without_bos("".join(piece.text for piece in context.pieces))
-        sampling, limit = self._params.sampling, self._params.max_segment_tokens
-        sent = [seed % 2**31 if self._config.seeded else None for seed in seeds]
-        return asyncio.run(
-            self._segments([Completion(prompt, sampling, limit, seed) for seed in sent])
-        )
-
-    async def _segments(self, completions: Sequence[Completion]) -> list[Segment]:
-        semaphore = asyncio.Semaphore(self._config.concurrency)
-        async with aclosing(connect(self._server)) as client:
-            try:
-                async with asyncio.TaskGroup() as group:
-                    tasks = [
-                        group.create_task(self._segment(client, item, semaphore))
-                        for item in completions
-                    ]
-            except ExceptionGroup as errors:
-                raise errors.exceptions[
-                    0
-                ] from None  # the first failure, which has cancelled the other tasks
-        return [task.result() for task in tasks]
-
-    async def _segment(
-        self, client: CompletionClient, completion: Completion, semaphore: asyncio.Semaphore
-    ) -> Segment:
-        segmenter = TextSegmenter(self._tokenizer, self._writer, self._params, 0, completion.prompt)
-        async with semaphore, aclosing(client.stream(completion)) as deltas:
-            async for delta in deltas:
-                for segment in segmenter.take(delta.text, delta.end):
-                    return segment
-        raise Unavailable(
-            f"{self._config.base_url} broke off without an end", remedy="run the same command again"
-        )
-
-
-class DeadlinePassed(Exception):
-    """The time to write segments is over."""
-
-
-class LimitedWriter:
-    """A writer that begins no segment after a deadline."""
-
-    def __init__(self, writer: SegmentWriter, deadline: float) -> None:
-        self._writer, self._deadline = writer, deadline
-
-    def generate(self, context: Context, seeds: Sequence[int]) -> list[Segment]:
-        """Raises: DeadlinePassed; what the writer raises."""
-        if monotonic() > self._deadline:
-            raise DeadlinePassed
-        return self._writer.generate(context, seeds)
-
-
-def _key(config: ServerSampler) -> str | None:
-    if config.api_key_env is None:
-        return None
-    if config.api_key_env not in os.environ:
-        raise InvalidRequest(
-            f"sampler.api_key_env: {config.api_key_env} is not set in the environment"
-        )
-    return os.environ[config.api_key_env]
+from semspec.types import GenerationParams, ModelInfo, Segment, Segmentation, Writer, derive_seed
 
 
 def to_disk(states: Tensor) -> Tensor:
-    """`states` as kept on disk: in float16, which rounds finer than models in bfloat16 compute, or in float32 where one
-    exceeds its range. Raises: InvalidRequest when they are not finite."""
+    """Convert `states` for the disk: to float16, which rounds finer than models in bfloat16 compute, or to float32 if
+    one exceeds its range. Raises: InvalidRequest when they are not finite."""
     if not bool(states.isfinite().all()):
         raise InvalidRequest(
             "states are not finite", remedy="set dtype of both models to bfloat16 or float32"
@@ -220,8 +75,8 @@ class Pair:
         return self.models[Writer.TARGET].lm
 
     def sample(self, context: ProbeContext) -> tuple[list[Row], dict[str, Tensor]]:
-        """Rows, the target's segments first, and tensors aligned with them: `target_states` [rows, layers + 1, hidden],
-        `surprisal` [rows, features] fp32; `draft_states` of the draft's own segments only."""
+        """Return rows, the target's segments first, and tensors aligned with them: `target_states` [rows, layers + 1,
+        hidden], `surprisal` [rows, features] fp32; `draft_states` of the draft's own segments only."""
         segments = {
             writer: self._written(context, writer) for writer in (Writer.TARGET, Writer.DRAFT)
         }
@@ -231,7 +86,8 @@ class Pair:
         draft_ids = self._ids(Writer.DRAFT, context, segments[Writer.DRAFT])
         draft_states, _ = self._read(Writer.DRAFT, context, draft_ids)
         rows = [
-            _row(context, segment, len(own)) for segment, own in zip(all_segments, ids, strict=True)
+            _row(context, segment, len(segment_ids))
+            for segment, segment_ids in zip(all_segments, ids, strict=True)
         ]
         return rows, {"target_states": states, "surprisal": surprisal, "draft_states": draft_states}
 
@@ -265,11 +121,12 @@ class Pair:
         return states, torch.cat([part.surprisal for part in parts]).float().cpu()
 
     def until(self, deadline: float) -> "Pair":
-        """The same models, whose writers raise DeadlinePassed when the clock `time.monotonic` is past `deadline`."""
+        """Return the pair with writers that raise DeadlinePassed when `time.monotonic` is past `deadline`."""
         limited = Pair(self._config)
         limited.models = self.models
         limited.writers = {
-            writer: LimitedWriter(own, deadline) for writer, own in self.writers.items()
+            writer: LimitedWriter(segment_writer, deadline)
+            for writer, segment_writer in self.writers.items()
         }
         return limited
 
@@ -278,7 +135,7 @@ class Pair:
         return "models" in self.__dict__
 
     def infos(self) -> dict[str, dict[str, Any]]:
-        """Both models' infos, for the manifests and the probes' cards."""
+        """Return both models' infos, for the manifests and the probes' cards."""
         return {writer.value: info_json(model.lm.info) for writer, model in self.models.items()}
 
     def forget(self) -> None:
@@ -299,7 +156,7 @@ class Pair:
 
 
 def load_model(config: ModelConfig) -> CausalLM:
-    """Raises: Mismatch when it cannot be loaded."""
+    """Load a model. Raises: Mismatch when it cannot be loaded."""
     return CausalLM.load(config.model, config.revision, config.device, config.dtype)
 
 
@@ -310,7 +167,7 @@ def info_json(info: ModelInfo) -> dict[str, Any]:
 
 
 def info_of(fields: dict[str, Any]) -> ModelInfo:
-    """The inverse of `info_json`."""
+    """Return the inverse of `info_json`."""
     return ModelInfo(
         **fields | {"segmentations": tuple(Segmentation(name) for name in fields["segmentations"])}
     )

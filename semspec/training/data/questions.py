@@ -46,9 +46,9 @@ class Dropped:
 def gather(
     sources: Sequence[QuestionSource], evaluation_sets: Sequence[QuestionSource], shares: Shares
 ) -> tuple[list[Question], list[Dropped]]:
-    """All questions of `sources`, in order, and the dropped ones. Raises: InvalidRequest naming source and problem."""
+    """Return all questions of `sources`, in order, and the dropped ones. Raises: InvalidRequest."""
     has_test = any(source.role == "test" for source in sources)
-    sides = _sides(shares, with_test=not has_test)
+    sides = _split_function(shares, with_test=not has_test)
     seen = _SeenQuestions()
     for source in evaluation_sets:
         for row in _rows(source):
@@ -61,7 +61,7 @@ def gather(
             text, identifier = str(row[source.question]), f"{index}-{number}"
             if source.id:
                 identifier = str(row[source.id])
-            if reason := seen.where(text):
+            if reason := seen.repetition_reason(text):
                 dropped.append(Dropped(identifier, text, reason))
                 continue
             seen.add(text, f"{_title(source)} ({identifier})")
@@ -74,13 +74,13 @@ def gather(
 
 
 def stored_questions(work: Path, config: WorkConfig, reporter: Reporter) -> list[Question]:
-    """The questions of `config`, gathered at the first call; later ones and other workers read the stored ones."""
+    """Return the questions of `config`, gathered at the first call and read from the work folder by later ones."""
     folder = StageFolder(work / "questions")
     folder.claim(questions_recipe(config))
     if not folder.is_done(0):
         found, dropped = gather(config.questions, config.evaluation_sets, config.shares)
         write_rows(folder.file(0, ".parquet"), [asdict(question) for question in found])
-        write_json(folder.path / "dropped.json", [asdict(one) for one in dropped])
+        write_json(folder.path / "dropped.json", [asdict(question) for question in dropped])
         folder.commit(0, [".parquet"], num_questions=len(found), num_dropped=len(dropped))
         reporter.say(
             f"{len(found)} questions; {len(dropped)} dropped, listed in {folder.path}/dropped.json"
@@ -106,19 +106,21 @@ def _check(questions: Sequence[Question]) -> None:
         )
 
 
-def _sides(shares: Shares, with_test: bool) -> Callable[[str], str]:
-    """The split of a question, a function of its id alone, so that adding questions never changes another's split."""
+def _split_function(shares: Shares, with_test: bool) -> Callable[[str], str]:
+    """Return a function from a question's id alone to its split, so that adding questions changes no other's split."""
 
     def side(identifier: str) -> str:
-        place = int.from_bytes(hashlib.sha256(identifier.encode()).digest()[:8], "little") / 2**64
+        position = (
+            int.from_bytes(hashlib.sha256(identifier.encode()).digest()[:8], "little") / 2**64
+        )
         for name, share in (
             ("validation", shares.validation),
             ("calibration", shares.calibration),
             ("test", shares.test if with_test else 0.0),
         ):
-            if place < share:
+            if position < share:
                 return name
-            place -= share
+            position -= share
         return "train"
 
     return side
@@ -131,23 +133,23 @@ class _SeenQuestions:
         self._exact: dict[str, str] = {}
         self._ngrams: dict[tuple[str, ...], set[str]] = {}
 
-    def add(self, text: str, where: str, with_parts: bool = False) -> None:
-        """`with_parts`: later questions are also repetitions if they share long passages with it."""
+    def add(self, text: str, source: str, with_parts: bool = False) -> None:
+        """Note a question. `with_parts`: later questions are also repetitions if they share long passages with it."""
         words = _words(text)
-        self._exact.setdefault(" ".join(words), where)
+        self._exact.setdefault(" ".join(words), source)
         for ngram in _ngrams(words) if with_parts else ():
-            self._ngrams.setdefault(ngram, set()).add(f"{where}: {text[:60]!r}")
+            self._ngrams.setdefault(ngram, set()).add(f"{source}: {text[:60]!r}")
 
-    def where(self, text: str) -> str | None:
-        """Why the question is a repetition; None if it is not."""
+    def repetition_reason(self, text: str) -> str | None:
+        """Return why the question is a repetition; None if it is not."""
         words = _words(text)
         if found := self._exact.get(" ".join(words)):
             return f"asked in {found}"
         ngrams = list(_ngrams(words))
-        hits = Counter(place for ngram in ngrams for place in self._ngrams.get(ngram, ()))
-        for place, count in hits.most_common(1):
+        hits = Counter(source for ngram in ngrams for source in self._ngrams.get(ngram, ()))
+        for source, count in hits.most_common(1):
             if count / len(ngrams) >= SHARED_NGRAMS:
-                return f"{count} of its {len(ngrams)} word {NGRAM_WORDS}-grams stand in {place}"
+                return f"{count} of its {len(ngrams)} word {NGRAM_WORDS}-grams stand in {source}"
         return None
 
 
@@ -164,7 +166,7 @@ def _title(source: QuestionSource) -> str:
 
 
 def _rows(source: QuestionSource) -> Iterator[Mapping[str, Any]]:
-    wanted = [
+    names = [
         name for name in (source.question, source.id, source.trace, source.domain_field) if name
     ]
     if source.file:
@@ -174,7 +176,7 @@ def _rows(source: QuestionSource) -> Iterator[Mapping[str, Any]]:
     for number, row in enumerate(rows):
         if number == source.limit:
             return
-        if missing := [name for name in wanted if name not in row]:
+        if missing := [name for name in names if name not in row]:
             raise InvalidRequest(
                 f"{_title(source)}, row {number + 1}, has no field {', '.join(missing)}",
                 remedy=f"it has {', '.join(row)}: name one of those in the configuration",

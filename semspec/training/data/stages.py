@@ -26,7 +26,7 @@ from semspec.training.data.contexts import (
     ProbeContext,
     choose_depths,
     contexts_of,
-    given_trace,
+    data_trace,
     mixed_trace,
     prompts,
     trace_row,
@@ -51,22 +51,22 @@ class Stage(ABC):
     unit: ClassVar[str] = "contexts"
     suffixes: ClassVar[Sequence[str]] = (".parquet",)
     before: "Stage"
-    """The stage before; the first one overrides what asks for it."""
+    """The previous stage; the first stage overrides the methods that use it."""
 
     def __init__(self, work: Path, config: PipelineConfig) -> None:
         self.folder, self._config = StageFolder(work / self.name), config
 
     @abstractmethod
     def recipe(self) -> dict[str, Any]:
-        """The settings that its shards depend on."""
+        """Return the settings that its shards depend on."""
 
     def inputs(self, number: int) -> str:
-        """Digest of the inputs of shard `number`: of the shard of the stage before."""
+        """Return the digest of the inputs of shard `number`: by default the previous stage's shard."""
         manifest = self.before.folder.manifest(number)
         return manifest.digest if manifest else ""
 
     def size(self, number: int) -> int:
-        """Number of units of work in shard `number`."""
+        """Return the number of units of work in shard `number`."""
         return self.before.size(number)
 
     @abstractmethod
@@ -74,7 +74,7 @@ class Stage(ABC):
         """Write the files of shard `number`. Returns facts for its manifest."""
 
     def missing(self, numbers: Sequence[int]) -> list[int]:
-        """Those of `numbers` whose shards are not there, or are made from other inputs."""
+        """Return the `numbers` whose shards are missing, or made from other inputs."""
         return [
             number for number in numbers if not self.folder.is_done(number, self.inputs(number))
         ]
@@ -84,7 +84,7 @@ class Stage(ABC):
         self.folder.claim(self.recipe())
         if not (missing := self.missing(numbers)):
             return
-        num_all, num_missing = (sum(map(self.size, some)) for some in (numbers, missing))
+        num_all, num_missing = (sum(map(self.size, shards)) for shards in (numbers, missing))
         with reporter.bar(self.name, num_all, self.unit, num_all - num_missing) as advance:
             for number in missing:
                 facts = self.write(number, advance)
@@ -102,14 +102,14 @@ class Questions:
         return -(-len(self.all) // self._per_shard)
 
     def pilot(self, num_questions: int) -> list[int]:
-        """Numbers of the shards that hold the first `num_questions` questions that are not of the split `test`."""
+        """Return the numbers of the shards with the first `num_questions` questions outside the split `test`."""
         others = [number for number, question in enumerate(self.all) if question.split != "test"][
             :num_questions
         ]
         return sorted({number // self._per_shard for number in others})
 
     def numbers(self, shard: int) -> range:
-        """Numbers of the questions in a shard."""
+        """Return the numbers of the questions in a shard."""
         return range(shard * self._per_shard, min((shard + 1) * self._per_shard, len(self.all)))
 
 
@@ -154,11 +154,8 @@ class ContextsStage(Stage):
         return {"num_contexts": sum(len(row["depths"]) for row in rows)}
 
     def _trace(self, index: int) -> Row:
-        question, target, contexts = (
-            self.questions.all[index],
-            self._pair.target.tokenizer,
-            self._config.contexts,
-        )
+        question, contexts = self.questions.all[index], self._config.contexts
+        target = self._pair.target.tokenizer
         pieces, draft_prompt = self._pieces(question)
         while (
             len(pieces) > 1
@@ -171,11 +168,11 @@ class ContextsStage(Stage):
         return trace_row(index, pieces, depths, draft_prompt)
 
     def _pieces(self, question: Question) -> tuple[list[Piece], Piece | None]:
-        """The target's prompt and the segments of a trace, and the draft's prompt where it has its own."""
+        """Return the target's prompt and the segments of a trace, and the draft's prompt if it differs."""
         config, contexts, target = self._config, self._config.contexts, self._pair.target.tokenizer
         start = prompts(question, config.prompt, target, self._pair.draft.tokenizer)
         if contexts.traces == "data":
-            return given_trace(
+            return data_trace(
                 question, start.target, target, config.segmentation, contexts.max_segments
             ), start.draft
         return mixed_trace(
@@ -183,7 +180,7 @@ class ContextsStage(Stage):
         ), start.draft
 
     def contexts(self, number: int) -> list[ProbeContext]:
-        """The contexts of a finished shard."""
+        """Read the contexts of a finished shard."""
         rows = self.folder.rows(number)
         return [
             context
@@ -210,8 +207,8 @@ class SamplesStage(Stage):
 
     def recipe(self) -> dict[str, Any]:
         names = {"draft", "target", "segmentation", "max_segment_tokens"}
-        own = self._config.model_dump(mode="json", include=names)
-        return _without_devices(own) | {"samples": _sampling(self._config)}
+        recipe = self._config.model_dump(mode="json", include=names)
+        return _without_devices(recipe) | {"samples": _sampling(self._config)}
 
     def size(self, number: int) -> int:
         return self.contexts.num_contexts(number)
@@ -219,11 +216,11 @@ class SamplesStage(Stage):
     def write(self, number: int, advance: Advance) -> dict[str, Any]:
         rows, tensors = [], []
         for context in self.contexts.contexts(number):
-            own_rows, own_tensors = self._pair.sample(context)
-            rows += own_rows
-            tensors.append(own_tensors)
+            context_rows, context_tensors = self._pair.sample(context)
+            rows += context_rows
+            tensors.append(context_tensors)
             advance(1)
-        stacked = {name: torch.cat([own[name] for own in tensors]) for name in tensors[0]}
+        stacked = {name: torch.cat([part[name] for part in tensors]) for name in tensors[0]}
         write_tensors(self.folder.file(number, ".safetensors"), stacked)
         write_rows(self.folder.file(number, ".parquet"), rows)
         return {"num_rows": len(rows), "models": self._pair.infos()}
@@ -248,7 +245,7 @@ class ClustersStage(Stage):
         return recipe
 
     def load(self) -> Equivalence:
-        """The equivalence, loaded once."""
+        """Load the equivalence once."""
         if self._equivalence is None:
             self._equivalence = load_equivalence(
                 self._config.equivalence, self._config.max_segment_tokens
@@ -261,46 +258,46 @@ class ClustersStage(Stage):
         clusters = clusters_of_whole(equivalence, groups, ends)
         rows = [
             {"cluster": cluster, "valid": self._is_valid(group, segment, end)}
-            for group, own_ends, own in zip(groups, ends, clusters, strict=True)
-            for segment, end, cluster in zip(group.segments, own_ends, own, strict=True)
+            for group, group_ends, group_clusters in zip(groups, ends, clusters, strict=True)
+            for segment, end, cluster in zip(
+                group.segments, group_ends, group_clusters, strict=True
+            )
         ]
         write_rows(self.folder.file(number, ".parquet"), rows)
         advance(len(groups))
         facts = {
-            "num_clusters": sum(len(set(own) - {None}) for own in clusters),
+            "num_clusters": sum(len(set(group_clusters) - {None}) for group_clusters in clusters),
             "num_contexts": len(groups),
-            "num_cut": sum(end not in WHOLE for own in ends for end in own),
+            "num_cut": sum(end not in WHOLE for group_ends in ends for end in group_ends),
         }
-        take_counts = getattr(
-            equivalence, "take_counts", dict
-        )  # such as forward passes of an NLI model
+        take_counts = getattr(equivalence, "take_counts", dict)  # an NLI model's forward passes
         return facts | take_counts()
 
     def labels(self, number: int) -> Iterator[Row]:
-        """The labels of a finished shard, one row a segment."""
+        """Yield the labels of a finished shard, one row a segment."""
         questions = self.contexts.questions
         ids = {questions.all[index].id: index for index in questions.numbers(number)}
         return label(self.samples.folder.rows(number), self.folder.rows(number), number, ids)
 
     def counted(self) -> Counter[str]:
-        """The facts of all finished shards, added up."""
+        """Add up the facts of all finished shards."""
         counted = Counter[str]()
         for manifest in self.folder.manifests(self.folder.numbers()):
             counted.update(manifest.facts)
         return counted
 
     def _groups(self, number: int) -> tuple[list[Alternatives], list[list[SegmentEnd]]]:
-        """The segments of each context, and how they end."""
+        """Return the segments of each context, and how they end."""
         contexts = {context.id: context for context in self.contexts.contexts(number)}
         rows = self.samples.folder.rows(number)
         groups, ends = [], []
         for name, group in groupby(rows, key=lambda row: row["context"]):
-            context, own = contexts[name], list(group)
-            texts = tuple(str(row["text"]) for row in own)
+            context, members = contexts[name], list(group)
+            texts = tuple(str(row["text"]) for row in members)
             groups.append(
                 Alternatives(context.question.id, context.question.text, context.reasoning, texts)
             )
-            ends.append([SegmentEnd(row["end"]) for row in own])
+            ends.append([SegmentEnd(row["end"]) for row in members])
         return groups, ends
 
     def _is_valid(self, group: Alternatives, segment: str, end: SegmentEnd) -> bool | None:
@@ -314,7 +311,7 @@ def _sampling(config: PipelineConfig) -> dict[str, Any]:
 
 
 def _without_devices(recipe: dict[str, Any]) -> dict[str, Any]:
-    """The recipe without settings that do not change the output: devices and request parameters."""
+    """Remove settings that do not change the output from the recipe: devices and request parameters."""
     for role in ("draft", "target"):
         recipe[role].pop("device", None)
         for name in ("base_url", "concurrency", "timeout_s", "max_retries", "api_key_env"):

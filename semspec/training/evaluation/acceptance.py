@@ -31,7 +31,7 @@ class Cost:
     judge_ms: float
 
     def speed_up(self, num_tokens: float, acceptance: float) -> float:
-        """Speed-up of a round over the target writing the same tokens, without draft-ahead and network."""
+        """Return the speed-up of a round over the target writing the same tokens, without draft-ahead and network."""
         target_ms = self.target_ms_per_token * num_tokens
         round_ms = (
             self.draft_ms_per_token * num_tokens
@@ -70,7 +70,7 @@ class Drafts:
 
     @property
     def is_too_few(self) -> bool:
-        """Whether there are fewer than `LEAST_SEGMENTS` right or wrong ones."""
+        """Return whether there are fewer than `LEAST_SEGMENTS` right or wrong segments."""
         return min(self.num_right, self.num_wrong) < LEAST_SEGMENTS
 
 
@@ -101,7 +101,7 @@ class Outcome:
 
 
 def outcome(drafts: Drafts, threshold: float | None, cost: Cost) -> Outcome:
-    """Effects of accepting iff the ratio reaches `threshold`, or with probability min(1, ratio) if it is None."""
+    """Compute the effects of accepting iff the ratio reaches `threshold`, or with probability min(1, ratio) if None."""
     accepted = acceptance_of(drafts.ratio, threshold)
     right, wrong = drafts.right == 1, drafts.right == 0
     num_kept = float(accepted[drafts.known].sum())
@@ -117,7 +117,7 @@ def outcome(drafts: Drafts, threshold: float | None, cost: Cost) -> Outcome:
 
 
 def acceptance_of(ratio: Floats, threshold: float | None) -> Floats:
-    """The probability that each segment is accepted."""
+    """Return the probability that each segment is accepted."""
     return np.minimum(1, ratio) if threshold is None else (ratio >= threshold).astype(np.float64)
 
 
@@ -144,12 +144,12 @@ class Recommendation:
 
     @property
     def shown(self) -> Outcome:
-        """What examples are judged by: the rule, or where there is none the strictest threshold."""
+        """Return the rule's effects for the examples; without a rule, those of the strictest threshold."""
         return self.expected or self.curve[len(THRESHOLDS) - 1]
 
 
 def served_rule(rule: Acceptance, gamma: int) -> dict[str, object]:
-    """The rule in `pair.json`."""
+    """Return the rule in `pair.json`."""
     acceptance = {
         name: value
         for name, value in (("rule", rule.rule), ("threshold", rule.threshold))
@@ -165,8 +165,8 @@ def default_rule(
     draft_tokenizer: str,
     target_tokenizer: str,
 ) -> dict[str, object]:
-    """The rule in `pair.json`: that of the probes if one is recommended, else `likelihood` if it is calibrated and
-    estimated fast enough, else the first exact strategy that fits the pair."""
+    """Return the rule in `pair.json`: that of the probes if one is recommended, else `likelihood` if it is calibrated
+    and estimated fast enough, else the first exact strategy that the pair supports."""
     if semantic is not None:
         return served_rule(semantic, gamma)
     if likelihood_speed_up is not None and likelihood_speed_up >= LEAST_SPEED_UP:
@@ -176,8 +176,9 @@ def default_rule(
 
 
 def recommend(chosen_on: Drafts, test: Drafts, cost: Cost, limit: float = 0.03) -> Recommendation:
-    """The candidate with the highest expected speed-up, at least `LEAST_SPEED_UP`, whose share of the wrong segments of
-    `chosen_on` accepted is at most `limit` by the upper end of its 95% interval. `test` does not influence the choice.
+    """Recommend the candidate with the highest expected speed-up, at least `LEAST_SPEED_UP`, whose share of wrong
+    segments of `chosen_on` accepted is at most `limit` by the upper end of its 95% interval. `test` does not affect the
+    choice.
 
     There is no rule where no candidate meets both, or `chosen_on` has too few right or wrong segments to tell.
     """
@@ -205,7 +206,7 @@ def _choose(drafts: Drafts, cost: Cost, limit: float) -> tuple[Basis, Outcome | 
 
 
 def _most_wrong_accepted(drafts: Drafts, threshold: float | None, resampling: Resampling) -> float:
-    """Upper end of the 95% interval of the share of wrong segments accepted."""
+    """Return the upper end of the 95% interval of the share of wrong segments accepted."""
     wrong = drafts.right == 0
     accepted = acceptance_of(drafts.ratio[wrong], threshold)
 
@@ -216,8 +217,8 @@ def _most_wrong_accepted(drafts: Drafts, threshold: float | None, resampling: Re
 
 
 def card_curve(curve: Sequence[Outcome]) -> list[dict[str, Any]]:
-    """The curve for strictness in a probe's card. A threshold of None is the rule `sample`; any other None is a number
-    that could not be computed."""
+    """Return the curve for strictness in a probe's card. A threshold of None is the rule `sample`; any other None is a
+    number that could not be computed."""
     names = ("threshold", "acceptance", "right_accepted", "wrong_accepted", "speed_up")
     return [plain({name: getattr(point, name) for name in names}, 4) for point in curve]
 

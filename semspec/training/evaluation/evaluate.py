@@ -13,7 +13,7 @@ import numpy as np
 
 from semspec.decoding.likelihood.calibration import LEAST_SEGMENTS
 from semspec.reporting.files import plain
-from semspec.reporting.numbers import decimal, measured_decimal, measured_share, share
+from semspec.reporting.numbers import decimal, share
 from semspec.training.data.labels import Labels
 from semspec.training.evaluation.acceptance import (
     LEAST_SPEED_UP,
@@ -178,8 +178,8 @@ def evaluate(
     test, chosen_on = labels.split == "test", np.isin(labels.split, ["validation", "calibration"])
     resampling = Resampling.of(labels.question[test], num_resamples)
     variants = tuple(
-        evaluate_variant(labels, one, evidence.cost, resampling)
-        for one in (served, *evidence.variants)
+        evaluate_variant(labels, variant, evidence.cost, resampling)
+        for variant in (served, *evidence.variants)
     )
     curve = learning_curve(labels, evidence.learning_curve, criterion, resampling)
     judged = drafts(labels, served, test, criterion)
@@ -216,20 +216,20 @@ def label_rule(evidence: Evidence) -> list[str]:
     labels = evidence.labels
     rows = labels.by_draft & np.isin(labels.split, ["validation", "calibration"])
 
-    def loss(one: Predicted) -> float:
-        of_p = log_loss(labels.target_probability[rows], one.target_probability[rows])
-        return of_p + log_loss(labels.draft_probability[rows], one.draft_probability[rows])
+    def loss(predicted: Predicted) -> float:
+        of_p = log_loss(labels.target_probability[rows], predicted.target_probability[rows])
+        return of_p + log_loss(labels.draft_probability[rows], predicted.draft_probability[rows])
 
     served = loss(evidence.served)
-    others = {
-        LABEL_VARIANTS[one.name]: loss(one)
-        for one in evidence.variants
-        if one.name in LABEL_VARIANTS
+    losses = {
+        LABEL_VARIANTS[variant.name]: loss(variant)
+        for variant in evidence.variants
+        if variant.name in LABEL_VARIANTS
     }
     return [
-        f"probes.labels: the log-loss of p and q on the validation and calibration questions is {decimal(other)} "
-        f"with {rule}, {decimal(served)} as served: {'set it' if other < served else 'the rule stands'}."
-        for rule, other in others.items()
+        f"probes.labels: the log-loss of p and q on the validation and calibration questions is {decimal(rule_loss)} "
+        f"with {rule}, {decimal(served)} as served: {'set it' if rule_loss < served else 'the rule stands'}."
+        for rule, rule_loss in losses.items()
     ]
 
 
@@ -302,19 +302,17 @@ def _claims(served: Variant, criterion: Criterion) -> Iterator[Claim]:
         yield Claim("too few segments", "nothing can be said of p/q", False)
     else:
         auroc, wrong, bars = verification.auroc, verification.wrong_accepted, BARS[criterion]
-        text = (
-            f"the AUROC of p/q is {measured_decimal(auroc)}, the bar is at least {bars.least_auroc}"
-        )
+        text = f"the AUROC of p/q is {decimal(auroc)}, the bar is at least {bars.least_auroc}"
         yield Claim("AUROC", text, auroc.value >= bars.least_auroc)
         text = (
-            f"{measured_share(wrong)} of the wrong segments are accepted where {LEAST_RIGHT_ACCEPTED:.0%} of the right "
+            f"{share(wrong)} of the wrong segments are accepted where {LEAST_RIGHT_ACCEPTED:.0%} of the right "
             f"ones are, the bar is at most {bars.most_wrong_accepted:.0%}"
         )
         yield Claim("wrong segments accepted", text, wrong.value <= bars.most_wrong_accepted)
     probes: dict[str, ProbeUse] = {"p": "target probe, draft-written", "q": "draft probe"}
     for name, use in probes.items():
         ece = served.ece[use]
-        text = f"the ECE of {name} is {measured_decimal(ece)}, the bar is at most {MOST_ECE}"
+        text = f"the ECE of {name} is {decimal(ece)}, the bar is at most {MOST_ECE}"
         yield Claim(f"ECE of {name}", text, ece.value <= MOST_ECE)
 
 
@@ -330,7 +328,7 @@ def _equals_without_states(variants: Sequence[Variant], criterion: Criterion) ->
         ):
             yield (
                 f"The target's states bring nothing by this criterion: {variant.name}, which does not read them, has "
-                f"an AUROC of {measured_decimal(found.auroc)} and accepts {measured_share(found.wrong_accepted)} of "
+                f"an AUROC of {decimal(found.auroc)} and accepts {share(found.wrong_accepted)} of "
                 "the wrong segments."
             )
 

@@ -12,7 +12,7 @@ from scipy.special import expit
 
 from semspec.decoding.likelihood.calibration import CalibratedModel, Calibration, too_small_reason
 from semspec.errors import InvalidRequest
-from semspec.reporting.numbers import Measured, decimal, measured_share
+from semspec.reporting.numbers import Measured, decimal, share
 from semspec.training.data.labels import Labels
 from semspec.training.evaluation.acceptance import Cost
 from semspec.training.evaluation.metrics import (
@@ -21,13 +21,15 @@ from semspec.training.evaluation.metrics import (
     Resampling,
     auroc,
     dense_ranks,
+    select_statistics,
     upper_limit,
+    weighted_share,
 )
 from semspec.training.evaluation.verification import Predicted
-from semspec.types import SURPRISAL_FEATURES, ModelInfo, OperatingPoint, Segmentation
+from semspec.types import ModelInfo, OperatingPoint, Segmentation
 
 STATISTICS = ("mean_log_probability", "min_log_probability", "sum_log_probability", "min_margin")
-"""What the rule uses."""
+"""Statistics of a segment that the rule uses."""
 LIMITS = (0.6, 0.5, 0.4, 0.3, 0.25, 0.2, 0.165, 0.13, 0.1, 0.075, 0.05, 0.03)
 """Shares of wrong segments accepted at the thresholds of the curve."""
 NUM_CANDIDATES = 500
@@ -81,8 +83,8 @@ class Pilot:
 
     def wrong_share(self, weight: Floats) -> float:
         """Share of wrong segments among the draft's, both counted by `weight` `[num_segments]`."""
-        every = np.ones(len(self.said), dtype=bool)
-        unsaid, missed = self._unsaid(every, weight)
+        everything = np.ones(len(self.said), dtype=bool)
+        unsaid, missed = self._unsaid(everything, weight)
         return max(0.0, (unsaid - missed) / (1 - missed)) if missed < 1 else 0.0
 
     def wrong_accepted(self, accepted: Mask, weight: Floats) -> float:
@@ -96,7 +98,8 @@ class Pilot:
     def _unsaid(self, mask: Mask, weight: Floats) -> tuple[float, float]:
         """Shares of the draft's and of the target's segments that are unsaid and in `mask`."""
         draft, target = (
-            _share(mask & ~self.said, weight * writer) for writer in (self.by_draft, ~self.by_draft)
+            weighted_share(mask & ~self.said, weight * writer)
+            for writer in (self.by_draft, ~self.by_draft)
         )
         return np.nan_to_num(draft), np.nan_to_num(target)
 
@@ -131,7 +134,7 @@ class LikelihoodReport:
 
     calibration: Calibration
     auroc: Measured
-    """Of drafted segments, said against unsaid."""
+    """AUROC of said against unsaid drafted segments."""
     missed: float
     """Share of the target's own segments that none of its other samples means."""
     chosen: LikelihoodPoint
@@ -144,8 +147,8 @@ class LikelihoodReport:
         chosen = self.chosen
         return (
             f"likelihood accepts where the calibrated probability is at least {chosen.threshold:.3f}: "
-            f"{measured_share(chosen.acceptance)} of the draft's segments, {measured_share(chosen.right_accepted)} of "
-            f"the right and {measured_share(chosen.wrong_accepted)} of the wrong ones, estimated speed-up "
+            f"{share(chosen.acceptance)} of the draft's segments, {share(chosen.right_accepted)} of "
+            f"the right and {share(chosen.wrong_accepted)} of the wrong ones, estimated speed-up "
             f"{decimal(chosen.speed_up, 2)}x"
         )
 
@@ -170,7 +173,10 @@ def calibrated(
     candidates, shares = wrong_accepted_from(pilot, probability)
     threshold = lowest_within(pilot, probability, candidates, max_wrong_accepted, resampling)
     thresholds = {threshold, *(_lowest(candidates, shares <= limit) for limit in LIMITS)}
-    points = {one: _point(pilot, probability, one, cost, resampling) for one in sorted(thresholds)}
+    points = {
+        candidate: _point(pilot, probability, candidate, cost, resampling)
+        for candidate in sorted(thresholds)
+    }
     drafted = pilot.by_draft
     calibration = Calibration(
         draft=CalibratedModel.of(models["draft"]),
@@ -198,8 +204,8 @@ def calibrated(
 
 
 def fit(surprisal: Floats, said: Mask) -> tuple[Floats, float]:
-    """Weights of `STATISTICS`, none negative, and the bias: penalised logistic regression of `said`."""
-    features = _features(surprisal)
+    """Fit `said` by penalised logistic regression; return weights of `STATISTICS`, none negative, and the bias."""
+    features = select_statistics(surprisal, STATISTICS)
     mean, scale = features.mean(0), features.std(0)
     scale = np.where(scale > 0, scale, 1.0)
     inputs = (features - mean) / scale
@@ -219,40 +225,42 @@ def fit(surprisal: Floats, said: Mask) -> tuple[Floats, float]:
 
 
 def probabilities(surprisal: Floats, weights: Floats, bias: float) -> Floats:
-    """`[num_segments]`, as `Calibration.probability`."""
-    result: Floats = expit(_features(surprisal) @ weights + bias)
+    """Return the probability of each segment, as `Calibration.probability`."""
+    result: Floats = expit(select_statistics(surprisal, STATISTICS) @ weights + bias)
     return result
 
 
 def held_out(pilot: Pilot) -> Floats:
-    """The probability of each segment by a function fitted on the drafted segments of the other folds' questions."""
+    """Return each segment's probability by a function fitted on the drafted segments of the other folds' questions."""
     questions = np.random.default_rng(0).permutation(np.unique(pilot.question))
     result = np.zeros(len(pilot.said))
     for fold in np.array_split(questions, NUM_FOLDS):
-        own = np.isin(pilot.question, fold)
-        others = ~own & pilot.by_draft
-        result[own] = probabilities(
-            pilot.surprisal[own], *fit(pilot.surprisal[others], pilot.said[others])
+        in_fold = np.isin(pilot.question, fold)
+        fitted_on = ~in_fold & pilot.by_draft
+        result[in_fold] = probabilities(
+            pilot.surprisal[in_fold], *fit(pilot.surprisal[fitted_on], pilot.said[fitted_on])
         )
     return result
 
 
 def wrong_accepted_from(pilot: Pilot, probability: Floats) -> tuple[Floats, Floats]:
-    """Candidates for a threshold, ascending, and the largest share of the wrong segments that is accepted from each
-    on."""
+    """Return candidates for a threshold, ascending, and the largest share of the wrong segments that any threshold from
+    there on accepts."""
     unsaid = np.unique(probability[pilot.by_draft & ~pilot.said])
     candidates = unsaid[
         np.linspace(0, len(unsaid) - 1, min(NUM_CANDIDATES, len(unsaid))).astype(int)
     ]
     weight = np.ones(len(probability))
-    shares = np.array([pilot.wrong_accepted(probability > one, weight) for one in candidates])
+    shares = np.array(
+        [pilot.wrong_accepted(probability > candidate, weight) for candidate in candidates]
+    )
     return candidates, np.maximum.accumulate(shares[::-1])[::-1]
 
 
 def lowest_within(
     pilot: Pilot, probability: Floats, candidates: Floats, limit: float, resampling: Resampling
 ) -> float:
-    """The lowest threshold from which on the upper end of the 95% interval is at most `limit`, found by halving.
+    """Find by bisection the lowest threshold from which on the upper end of the 95% interval is at most `limit`.
 
     Raises: InvalidRequest when there is none.
     """
@@ -274,25 +282,20 @@ def lowest_within(
 
 
 def _lowest(candidates: Floats, is_within: Mask) -> float:
-    """The lowest threshold above a candidate that is within a limit; 1 if none is."""
+    """Return the lowest threshold above a candidate that is within a limit; 1 if none is."""
     within = np.flatnonzero(is_within)
     return _above(candidates[within[0]]) if len(within) else 1.0
 
 
 def _above(candidate: float) -> float:
-    """The least threshold of five digits that does not accept what has this probability."""
+    """Return the lowest threshold of five digits that does not accept a segment with this probability."""
     return min(float(np.ceil(np.nextafter(candidate, 2) * 1e5) / 1e5), 1.0)
 
 
 def predicted(labels: Labels, surprisal: Floats, calibration: Calibration) -> Predicted:
-    """Its probabilities of all segments, as those of a pair of probes whose q is 1."""
+    """Return the calibration's probabilities of all segments, as those of a pair of probes whose q is 1."""
     p = probabilities(surprisal, np.array(calibration.weights), calibration.bias).astype(np.float32)
     return Predicted("likelihood", p, np.ones_like(p))
-
-
-def _features(surprisal: Floats) -> Floats:
-    chosen = [SURPRISAL_FEATURES.index(name) for name in STATISTICS]
-    return surprisal[:, chosen].astype(np.float64)
 
 
 def _point(
@@ -301,7 +304,7 @@ def _point(
     accepted, drafted = probability >= threshold, pilot.by_draft
 
     def share_of(mask: Mask) -> Measured:
-        return resampling.measured(partial(_share, accepted[mask]), pilot.question[mask])
+        return resampling.measured(partial(weighted_share, accepted[mask]), pilot.question[mask])
 
     acceptance = share_of(drafted)
     return LikelihoodPoint(
@@ -311,8 +314,3 @@ def _point(
         resampling.measured(partial(pilot.wrong_accepted, accepted), pilot.question),
         cost.speed_up(float(pilot.num_tokens[drafted].mean()), acceptance.value),
     )
-
-
-def _share(accepted: Mask, weight: Floats) -> float:
-    total = weight.sum()
-    return float(weight @ accepted / total) if total else float("nan")

@@ -1,6 +1,6 @@
 """Metrics of probabilities and of their order, over weighted segments; resampling questions only changes weights."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isfinite, nan
 from typing import Any
@@ -11,6 +11,7 @@ from scipy.stats import beta
 
 from semspec.probes.probe import LEAST_PROBABILITY
 from semspec.reporting.numbers import Measured
+from semspec.types import SURPRISAL_FEATURES
 
 Floats = NDArray[np.floating[Any]]
 Ranks = NDArray[np.int64]
@@ -21,8 +22,19 @@ Measure = Callable[[Floats], float]
 NUM_BINS = 10
 
 
+def select_statistics(surprisal: Floats, names: Sequence[str]) -> Floats:
+    """Select these of `SURPRISAL_FEATURES`: `[num_segments, len(names)]` in double precision."""
+    return surprisal[:, [SURPRISAL_FEATURES.index(name) for name in names]].astype(np.float64)
+
+
+def weighted_share(mask: Mask, weight: Floats) -> float:
+    """Return the share of `weight` that is in `mask`; nan if there is no weight."""
+    total = float(weight.sum())
+    return float(weight @ mask) / total if total else nan
+
+
 def dense_ranks(values: Floats) -> Ranks:
-    """`[num_segments]`: the rank of each value among the distinct ones, ascending. Metrics of order need only these."""
+    """Return the rank of each value among the distinct ones, ascending; metrics of order need only ranks."""
     return np.unique(values, return_inverse=True)[1].astype(np.int64)
 
 
@@ -84,7 +96,7 @@ class Resampling:
         )
 
     def measured(self, measure: Measure, question: NDArray[np.int64]) -> Measured:
-        """`measure` of segments of these questions, with its standard error."""
+        """Compute `measure` over segments of these questions, with its standard error."""
         if not len(question):
             return Measured(nan)
         value = measure(np.ones(len(question)))
@@ -119,7 +131,7 @@ def _weights(weight: Floats | None, like: NDArray[Any]) -> Floats:
 
 
 def _masses(score: Ranks, right: Mask, weight: Floats | None) -> tuple[Floats, Floats]:
-    """Weights of right and of wrong segments, one entry per score."""
+    """Return the weights of right and of wrong segments, one entry per score."""
     weight = _weights(weight, score)
     size = int(score.max()) + 1 if len(score) else 0
     rights, wrongs = (

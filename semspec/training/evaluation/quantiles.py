@@ -17,9 +17,15 @@ from semspec.decoding.likelihood.calibration import (
     too_few_reason,
 )
 from semspec.errors import InvalidRequest
-from semspec.reporting.numbers import Measured, measured_decimal, measured_share
-from semspec.training.evaluation.metrics import Floats, Mask, Resampling
-from semspec.types import SURPRISAL_FEATURES, ModelInfo, OperatingPoint, Segmentation
+from semspec.reporting.numbers import Measured, decimal, share
+from semspec.training.evaluation.metrics import (
+    Floats,
+    Mask,
+    Resampling,
+    select_statistics,
+    weighted_share,
+)
+from semspec.types import ModelInfo, OperatingPoint, Segmentation
 
 STATISTICS = ("mean_log_probability", "min_log_probability", "min_margin")
 """Statistics of a segment that the score is made of. Their sum over the tokens is left out: without labels it measures
@@ -40,7 +46,7 @@ class OwnContexts:
     is_whole: Mask
     """Whether the target's own segment ended by itself."""
     surprisal: Floats
-    """Of the drafted segments, `[num_contexts, num_surprisal_features]`."""
+    """Surprisal of the drafted segments, `[num_contexts, num_surprisal_features]`."""
     num_tokens: NDArray[np.int64]
     repeats: Mask
     """Whether the drafted segment repeats the answer, so that it is never accepted."""
@@ -93,12 +99,12 @@ class QuantileReport:
     @property
     def table(self) -> str:
         """Basis and effects of each threshold, in lines."""
-        one, own = self.calibration, self.calibration.own
+        calibration, own = self.calibration, self.calibration.own
         if own is None:
             raise ValueError("a calibration without labels has its basis")
         lines = [
-            f"{one.num_questions} answers at temperature {own.temperature:g}: {own.num_segments} whole segments of the "
-            f"target's own, {own.num_drafts} drafts",
+            f"{calibration.num_questions} answers at temperature {own.temperature:g}: {own.num_segments} whole "
+            f"segments of the target's own, {own.num_drafts} drafts",
             f"a token of the draft {own.draft_ms_per_token:.1f} ms, of the target {own.target_ms_per_token:.1f} ms; "
             f"to score a draft {own.score_ms:.0f} ms",
             "own accepted  threshold  drafts accepted  speed of the target alone (estimate)",
@@ -108,14 +114,14 @@ class QuantileReport:
     def _row(self, point: QuantilePoint) -> str:
         mark = "  chosen" if point == self.chosen else ""
         return (
-            f"{1 - point.quantile:>12.1%}  {point.threshold:>9.4f}  {measured_share(point.acceptance):>15}  "
-            f"x {measured_decimal(point.speed_up, 2)}{mark}"
+            f"{1 - point.quantile:>12.1%}  {point.threshold:>9.4f}  {share(point.acceptance):>15}  "
+            f"x {decimal(point.speed_up, 2)}{mark}"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Basis:
-    """What a report without labels states next to its numbers."""
+    """Facts that a report without labels states next to its numbers."""
 
     draft: ModelInfo
     target: ModelInfo
@@ -140,12 +146,12 @@ def calibrated_without_labels(
         )
     weights, bias = _standardised(own)
     probability = partial(_probabilities, weights=weights, bias=bias)
-    known = {one for one in QUANTILES if too_few_reason(len(own), one) is None}
+    known = {level for level in QUANTILES if too_few_reason(len(own), level) is None}
     drafted = np.where(contexts.repeats, -1.0, probability(contexts.surprisal))
     resampling = Resampling.of(contexts.answer)
     points = {
-        one: _point(contexts, one, _quantile(probability(own), one), drafted, resampling)
-        for one in sorted({*known, quantile})
+        level: _point(contexts, level, _quantile(probability(own), level), drafted, resampling)
+        for level in sorted({*known, quantile})
     }
     curve, chosen = tuple(points.values()), points[quantile]
     calibration = Calibration(
@@ -176,29 +182,24 @@ def calibrated_without_labels(
 
 
 def _standardised(own: Floats) -> tuple[Floats, float]:
-    """Weights of `STATISTICS` and the bias that make a mean of 0 and equal parts of the spread of each statistic."""
-    features = _features(own)
+    """Return weights of `STATISTICS` and a bias that give a mean of 0 and each statistic an equal spread."""
+    features = select_statistics(own, STATISTICS)
     scale = features.std(0)
     weights = 1 / (np.where(scale > 0, scale, 1.0) * features.shape[1])
     return weights, float(-weights @ features.mean(0))
 
 
 def _probabilities(surprisal: Floats, weights: Floats, bias: float) -> Floats:
-    """`[num_segments]`, as `Calibration.probability`; 0 where a statistic is not finite."""
-    features = _features(surprisal)
+    """Return the probability of each segment, as `Calibration.probability`; 0 if a statistic is not finite."""
+    features = select_statistics(surprisal, STATISTICS)
     is_finite: Mask = np.isfinite(features.sum(1))
     score = np.where(is_finite[:, None], features, 0.0) @ weights + bias
     result: Floats = np.where(is_finite, 1 / (1 + np.exp(-score)), 0.0)
     return result
 
 
-def _features(surprisal: Floats) -> Floats:
-    chosen = [SURPRISAL_FEATURES.index(name) for name in STATISTICS]
-    return surprisal[:, chosen].astype(np.float64)
-
-
 def _quantile(values: Floats, quantile: float) -> float:
-    """The value that at most this share of `values` is below, a little lower for the rounding of other machines."""
+    """Return the value that at most this share of `values` is below, a little lower for rounding on other machines."""
     return float(np.quantile(values, quantile, method="lower")) * (1 - 1e-6)
 
 
@@ -209,16 +210,11 @@ def _point(
     probability: Floats,
     resampling: Resampling,
 ) -> QuantilePoint:
-    """`probability`: of each drafted segment, below 0 if it is never accepted."""
+    """Return a point of the curve. `probability`: of each drafted segment, below 0 if it is never accepted."""
     accepted = probability >= threshold
     return QuantilePoint(
         quantile,
         threshold,
-        resampling.measured(partial(_share, accepted), contexts.answer),
+        resampling.measured(partial(weighted_share, accepted), contexts.answer),
         resampling.measured(partial(contexts.speed_up, accepted), contexts.answer),
     )
-
-
-def _share(accepted: Mask, weight: Floats) -> float:
-    total = float(weight.sum())
-    return float(weight @ accepted) / total if total else float("nan")

@@ -20,18 +20,16 @@ from semspec.training.evaluation.verification import Predicted, rightness
 
 Json = Mapping[str, Any]
 
+NUM_EXAMPLES = 2
 QUESTION = "Do the probes tell right from wrong segments well enough to serve?"
 PILOT_QUESTION = "How much does a rule without probes accept, and how much of that is wrong?"
 
 
 def examples_table(
-    labels: Labels,
-    served: Predicted,
-    report: Report,
-    texts: Callable[[int, int], tuple[str, str]],
-    num_each: int = 2,
+    labels: Labels, served: Predicted, report: Report, texts: Callable[[int, int], tuple[str, str]]
 ) -> Table:
-    """Return draft-written segments of test questions, drawn at random: at most `num_each` of each kind, one a context.
+    """Return draft-written segments of test questions, drawn at random: at most `NUM_EXAMPLES` of each kind, one a
+    context.
 
     `texts`: the end of the text before the segment of a shard's row, and the segment.
     """
@@ -43,7 +41,7 @@ def examples_table(
         chosen = order[(accepted == is_accepted) & (right == is_right)]
         kind = f"{'accepted' if is_accepted else 'rejected'}, {'right' if is_right else 'wrong'}"
         _, first = np.unique(labels.context[chosen], return_index=True)
-        for index in chosen[np.sort(first)[:num_each]].tolist():
+        for index in chosen[np.sort(first)[:NUM_EXAMPLES]].tolist():
             p, q = served.target_probability[index], served.draft_probability[index]
             said = labels.target_probability[index]
             before, segment = texts(int(labels.shard[index]), int(labels.row[index]))

@@ -1,4 +1,4 @@
-"""How well one pair of probes separates right from wrong segments, and how well its probabilities match the labels."""
+"""Measures how well a pair of probes separates right from wrong segments, and how well it matches the labels."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -61,7 +61,7 @@ def rightness(labels: Labels, criterion: Criterion) -> NDArray[np.float32]:
 
 
 def drafts(labels: Labels, predicted: Predicted, mask: Mask, criterion: Criterion) -> Drafts:
-    """The draft-written segments within `mask`. Raises: InvalidRequest when predictions are missing."""
+    """Select the draft-written segments within `mask`. Raises: InvalidRequest when predictions are missing."""
     rows = np.flatnonzero(labels.by_draft & mask)
     ratio = predicted.ratio[rows]
     _check(predicted, ratio)
@@ -72,7 +72,7 @@ def drafts(labels: Labels, predicted: Predicted, mask: Mask, criterion: Criterio
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """How well p/q separates right draft-written segments from wrong ones."""
+    """Separation of right from wrong draft-written segments by p/q."""
 
     auroc: Measured
     wrong_accepted: Measured
@@ -119,8 +119,8 @@ def evaluate_variant(
         for measure in (expected_calibration_error, log_loss)
     )
     verifications = {
-        one: verification(drafts(labels, predicted, test, one), cost, resampling)
-        for one in CRITERIA
+        criterion: verification(drafts(labels, predicted, test, criterion), cost, resampling)
+        for criterion in CRITERIA
     }
     return Variant(predicted.name, ece, loss, verifications)
 
@@ -137,8 +137,8 @@ def verification(judged: Drafts, cost: Cost, resampling: Resampling) -> Verifica
 
 
 def separation(judged: Drafts, resampling: Resampling) -> tuple[Measured, Measured]:
-    """AUROC of p/q, and the share of wrong segments accepted at 95% of the right ones, where the truth is known; nan
-    with fewer than `LEAST_SEGMENTS` right or wrong ones, by which nothing can be told."""
+    """Return the AUROC of p/q, and the share of wrong segments accepted at 95% of the right ones, over segments of
+    known truth; nan with fewer than `LEAST_SEGMENTS` right or wrong ones."""
     if judged.is_too_few:
         return Measured(nan), Measured(nan)
     known = judged.known

@@ -21,7 +21,7 @@ from semspec.types import derive_seed
 Probabilities = NDArray[np.float32]
 
 
-class Descent:
+class NetworkTrainer:
     """Trains a network. Epoch, seed and number of segments determine all randomness."""
 
     def __init__(self, num_inputs: int, recipe: FitRecipe, device: torch.device) -> None:
@@ -44,7 +44,7 @@ class Descent:
 
     @property
     def is_finished(self) -> bool:
-        """Whether all epochs have run, or `patience` epochs since the best one."""
+        """Return whether all epochs have run, or `patience` epochs since the best one."""
         best = self.best_error
         since_best = len(self.history) - (self.history.index(best) + 1 if best < inf else 0)
         return len(self.history) >= self._recipe.num_epochs or since_best >= self._recipe.patience
@@ -57,9 +57,8 @@ class Descent:
         for step, (features, targets) in enumerate(examples.batches(batches)):
             share = (number + step / len(batches)) / self._recipe.num_epochs
             for group in self._optimizer.param_groups:
-                group["lr"] = (
-                    self._recipe.learning_rate * (1 + cos(pi * share)) / 2
-                )  # half a cosine, to 0
+                # half a cosine, to 0
+                group["lr"] = self._recipe.learning_rate * (1 + cos(pi * share)) / 2
             self._loss(features, targets).backward()
             self._optimizer.step()
             self._optimizer.zero_grad()
@@ -97,7 +96,7 @@ def fit(
     recipe: FitRecipe,
     progress: Callable[[float], None] = lambda share: None,
 ) -> tuple[Probe, list[float]]:
-    """The probe with the lowest squared error on the segments `validation_idx`, of all epochs, and that of each.
+    """Fit a probe; return that of the epoch with the lowest squared error on `validation_idx`, and the error of each.
 
     `labels_array` [len(labels)] has the probabilities to learn, in [0, 1]; `progress` gets the share done.
 
@@ -107,7 +106,7 @@ def fit(
     device = torch.device(device_of(recipe.device, "the probes"))
     seen = sample_of(train_idx, recipe.statistics_rows)
     reduction = fit_reduction(source, labels, seen, recipe.projection, device)
-    descent = Descent(reduction.num_outputs, recipe, device)
+    descent = NetworkTrainer(reduction.num_outputs, recipe, device)
     free_bytes = int(recipe.memory_gib * 2**30)
     train = Examples(source, labels, labels_array, train_idx, reduction, free_bytes)
     held_out = Examples(
@@ -122,8 +121,10 @@ def fit(
     return _probe(descent, reduction, source.num_features, recipe), descent.history
 
 
-def _probe(descent: Descent, reduction: Reduction, num_features: int, recipe: FitRecipe) -> Probe:
-    """The best network as a plain probe over raw features."""
+def _probe(
+    descent: NetworkTrainer, reduction: Reduction, num_features: int, recipe: FitRecipe
+) -> Probe:
+    """Return the best network as a plain probe over raw features."""
     if not isfinite(descent.best_error):
         raise InvalidRequest("the fit diverged: lower probes.learning_rate")
     tensors = {f"network.{name}": tensor for name, tensor in descent.best.items()}
@@ -140,7 +141,7 @@ def _probe(descent: Descent, reduction: Reduction, num_features: int, recipe: Fi
 def predict(
     probe: Probe, source: FeatureSource, labels: Labels, idx: Indices, device: Device = "auto"
 ) -> Probabilities:
-    """The probe's semantic probabilities `[len(idx)]` of the segments `idx`. Raises: Mismatch on other features."""
+    """Return the probe's semantic probabilities `[len(idx)]` of the segments `idx`. Raises: Mismatch."""
     if len(probe.mean) != source.num_features:
         raise Mismatch(
             f"the probe takes {len(probe.mean)} features, the source has {source.num_features}: "

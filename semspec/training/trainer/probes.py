@@ -32,7 +32,7 @@ SCALE_LIMIT = 20.0
 """Bound on the scale's factor; beyond it, the calibration split has almost no information about the probe."""
 
 ALTERNATIVES = {"last layer": "last-hidden", "surprisal alone": "surprisal"}
-"""Variants that are exported beside the served probes, as baselines, with the strategies that use them."""
+"""Variants that are exported next to the served probes as baselines, and their names there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Variants:
 
     @classmethod
     def of(cls, config: PipelineConfig, domains: Sequence[str]) -> "Variants":
-        """`domains`: those with questions to train on."""
+        """Return the pairs of probes that `config` asks for; `domains`: those with questions to train on."""
         recipe, report = config.probes, config.report
         changes: dict[str, dict[str, Any]] = {
             "paper recipe": {
@@ -73,20 +73,20 @@ class Variants:
             "last layer": {"features": "states", "layers": "last"},
             "surprisal alone": {"features": "surprisal"},
         }  # fmt: skip
-        others, own = changes.items() if report.variants else (), recipe.domain
-        if own not in (None, *domains):
+        compared, domain = changes.items() if report.variants else (), recipe.domain
+        if domain not in (None, *domains):
             raise InvalidRequest(
-                f"probes.domain: {own}: no questions to train on",
+                f"probes.domain: {domain}: no questions to train on",
                 remedy=f"there are {', '.join(domains)}",
             )
         return cls(
-            Variant(SERVED, recipe, domain=own),
+            Variant(SERVED, recipe, domain=domain),
             tuple(
-                Variant(name, recipe.model_copy(update=update), domain=own)
-                for name, update in others
+                Variant(name, recipe.model_copy(update=update), domain=domain)
+                for name, update in compared
             ),
             tuple(
-                Variant(f"{share:.1%} of the questions", recipe, share, own)
+                Variant(f"{share:.1%} of the questions", recipe, share, domain)
                 for share in report.learning_curve
             ),
             tuple(Variant(f"only {name}", recipe, domain=name) for name in domains)
@@ -100,7 +100,7 @@ class Variants:
 
 
 def training_of(config: PipelineConfig, role: Role, variant: Variant) -> dict[str, Any]:
-    """All settings that determine a probe, for its card; two variants may share a probe."""
+    """Return all settings that determine a probe, for its card; two variants may share a probe."""
     left_out = {"features", "layers", "draft_layers", "device", "memory_gib"}
     features, layers = variant.recipe.inputs(role)
     training = variant.recipe.model_dump(mode="json", exclude=left_out)
@@ -132,7 +132,7 @@ class Fitter:
     _predicted: dict[str, NDArray[np.float32]] = field(default_factory=dict)
 
     def predicted(self, variant: Variant) -> Predicted:
-        """The variant's predictions for all segments outside the training split."""
+        """Return the variant's predictions for all segments outside the training split."""
         held_out = self.labels.split != "train"
         return Predicted(
             variant.name,
@@ -143,7 +143,7 @@ class Fitter:
         )
 
     def fitted(self, role: Role, variant: Variant) -> Artifact:
-        """The variant's probe for one role's states, in the precision it is served with."""
+        """Return the variant's probe for one role's states, in the precision it is served with."""
         training = training_of(self.config, role, variant)
         path = self._path(role, training)
         if path.exists():
@@ -191,7 +191,7 @@ class Fitter:
         return FeatureSource(self.store, role, *variant.recipe.inputs(role))
 
     def _rows(self, role: Role, variant: Variant, split: str) -> NDArray[np.int64]:
-        """The segments of a split that a probe is trained, early-stopped or calibrated on."""
+        """Return the segments of a split that a probe is trained, early-stopped or calibrated on."""
         labels = self.labels
         mask = labels.split == split
         if role == "draft":
@@ -210,7 +210,7 @@ class Fitter:
         return np.flatnonzero(mask)
 
     def num_contexts(self, variant: Variant) -> int:
-        """Number of contexts that the variant's target probe is trained on."""
+        """Return the number of contexts that the variant's target probe is trained on."""
         return len(np.unique(self.labels.context[self._rows("target", variant, "train")]))
 
     def _path(self, role: Role, training: dict[str, Any]) -> Path:
@@ -237,14 +237,14 @@ class Fitter:
 
 
 def with_own(shares: NDArray[np.float32], num_samples: int) -> NDArray[np.float32]:
-    """The paper's |C|/N of N samples, from the shares of the other N - 1."""
+    """Return the paper's |C|/N of N samples, from the shares of the other N - 1."""
     return ((shares * (num_samples - 1) + 1) / num_samples).astype(np.float32)
 
 
 def calibrate(
     probe: Probe, predicted: Probabilities, label: Probabilities, kind: CalibrationKind
 ) -> Probe:
-    """A copy of `probe`, calibrated on what it `predicted` for the calibration split and the `label`s there.
+    """Return a copy of `probe`, calibrated on its predictions for the calibration split and the labels there.
 
     "temperature": scale and shift of the logit (Platt, 1999) with the least cross-entropy, folded into the last layer.
     The scale is positive, so the order of segments is preserved.
@@ -268,7 +268,7 @@ def calibrate(
 
 
 def _platt(predicted: Probabilities, label: Probabilities) -> tuple[float, float]:
-    """Scale and shift of the logit that minimise the cross-entropy against soft labels."""
+    """Return the scale and shift of the logit that minimise the cross-entropy against soft labels."""
     logits = logit(predicted.astype(np.float64).clip(1e-7, 1 - 1e-7))
     targets = label.astype(np.float64)
 

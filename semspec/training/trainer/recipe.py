@@ -12,7 +12,7 @@ Size = Annotated[int, Field(ge=1)]
 
 
 class FitRecipe(BaseModel):
-    """How probes are fitted. Optimizer as in SemanticSpec: AdamW, learning rate 1e-3, betas (0.9, 0.95)."""
+    """Settings of a fit. The optimizer is that of SemanticSpec: AdamW, learning rate 1e-3, betas (0.9, 0.95)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -34,7 +34,7 @@ class Reduction(nn.Module):
     spread: Tensor
 
     def __init__(self, source: FeatureSource, projection: int | None) -> None:
-        """`projection`: numbers a layer; None: no projection."""
+        """`projection`: numbers per layer; None: no projection."""
         super().__init__()
         self.width = projection if projection and source.num_layers else 0
         self.num_projected = source.num_layers * self.width
@@ -48,7 +48,7 @@ class Reduction(nn.Module):
         self.register_buffer("spread", torch.ones(self.num_projected))
 
     def forward(self, features: Tensor) -> Tensor:
-        """`[num_segments, num_outputs]`: the projected layers one after the other, then surprisal."""
+        """Return `[num_segments, num_outputs]`: the projected layers one after the other, then surprisal."""
         features = (features - self.mean).div_(self.scale)
         if not self.width:
             return features
@@ -96,9 +96,7 @@ def fit_reduction(
     reduction.scale.copy_(deviation + (error * mean.abs()).clamp_min(SMALLEST_SCALE))
     if reduction.width:
         drawn = torch.randn(reduction.matrix.shape, generator=torch.Generator().manual_seed(0))
-        reduction.matrix.copy_(
-            drawn / sqrt(source.shape[1])
-        )  # approximately preserves unit variance
+        reduction.matrix.copy_(drawn / sqrt(source.shape[1]))  # keeps about unit variance
         mean, deviation = _moments(reduction, source, labels, indices, device)
         reduction.offset.copy_(mean[: reduction.num_projected])
         reduction.spread.copy_(deviation[: reduction.num_projected] + SMALLEST_SCALE)
@@ -106,7 +104,7 @@ def fit_reduction(
 
 
 def chunks(indices: Indices, num_features: int) -> Iterator[Indices]:
-    """`indices` in parts whose features take about `CHUNK_BYTES`."""
+    """Split `indices` into parts whose features take about `CHUNK_BYTES`."""
     size = max(16, min(4096, CHUNK_BYTES // (4 * num_features)))
     return (indices[start : start + size] for start in range(0, len(indices), size))
 
@@ -168,7 +166,7 @@ class Examples:
         return zip(self._features(batches), labels, strict=True)
 
     def in_order(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """All examples, in chunks."""
+        """Yield all examples in chunks."""
         return self.batches([torch.from_numpy(part) for part in self._chunks()])
 
     def _chunks(self) -> Iterator[Indices]:

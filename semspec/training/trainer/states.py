@@ -74,7 +74,7 @@ class FeatureSource:
         """Raises: InvalidRequest when this role has no such features."""
         if role == "draft" and features != "states":
             raise InvalidRequest(
-                f"features {features!r} of the draft, which has states only", remedy="use those"
+                f"features {features!r} of the draft, which has only states", remedy="use states"
             )
         self.role, self.features, self.layers = role, features, layers
         self._store, self._name = store, f"{role}_states"
@@ -95,7 +95,7 @@ class FeatureSource:
         return len(self._layers)
 
     def read(self, labels: Labels, indices: Indices) -> Tensor:
-        """`[num_segments, num_features]` fp32 of the segments `indices` of `labels`, in that order, as
+        """Read the features of the segments `indices`, in that order: `[num_segments, num_features]` fp32, as
         `semspec.probes.probe.assemble`. Only selected rows and layers of a shard are read."""
         shards, rows = (
             labels.shard[indices],
@@ -103,26 +103,24 @@ class FeatureSource:
         )
         if (rows < 0).any():
             raise InvalidRequest(
-                "the draft has no states of target-written segments", remedy="leave those out"
+                "the draft has no states of target-written segments", remedy="leave them out"
             )
-        result, num_states = (
-            torch.empty((len(rows), self.num_features)),
-            self.num_layers * self.shape[1],
-        )
+        result = torch.empty((len(rows), self.num_features))
+        num_states = self.num_layers * self.shape[1]
         order = np.lexsort((rows, shards))  # files are read sequentially
-        for places in (
+        for positions in (
             np.split(order, np.flatnonzero(np.diff(shards[order])) + 1) if len(order) else ()
         ):
-            shard, own = int(shards[places[0]]), torch.from_numpy(rows[places])
+            shard, shard_rows = int(shards[positions[0]]), torch.from_numpy(rows[positions])
             if num_states:
-                states = self._store.tensor(shard, self._name)[own[:, None], self._layers]
-                result[places, :num_states] = states.flatten(1).float()
+                states = self._store.tensor(shard, self._name)[shard_rows[:, None], self._layers]
+                result[positions, :num_states] = states.flatten(1).float()
             if num_states < self.num_features:
-                result[places, num_states:] = self._store.tensor(shard, "surprisal")[own]
+                result[positions, num_states:] = self._store.tensor(shard, "surprisal")[shard_rows]
         return result
 
     def batches(self, labels: Labels, batches: Iterable[Indices]) -> Iterator[Tensor]:
-        """`read` for each of `batches`, ahead of the computation, in other threads."""
+        """Yield `read` of each of `batches`, read ahead of the computation in other threads."""
         pool = ThreadPoolExecutor(BATCHES_AHEAD, "states")
         try:
             todo = iter(batches)

@@ -27,7 +27,7 @@ def load(settings: VerifierSettings) -> ServedVerifier:
 
     release = load_release(settings.pair)
     verifier = ProbeVerifier.load(settings.pair, settings.device, settings.equivalence)
-    if reason := release.foreign_probes(verifier.handshake()):
+    if reason := release.probes_mismatch(verifier.handshake()):
         raise reason
     return verifier
 
