@@ -17,10 +17,10 @@ from transformers import DynamicCache
 from semspec.engine.batch import ContextBatch
 from semspec.engine.causal_lm import CausalLM
 from semspec.engine.decoder import LONG_STEP
-from semspec.engine.gguf_weights import GgufTensor, Packed
+from semspec.engine.gguf_weights import GgufTensor, PackedMatrix
 from semspec.engine.kv_cache import Chunk
 from semspec.engine.numeric_form import resolve_form
-from semspec.engine.products import LayerWeights, finish_layer, product, start_layer
+from semspec.engine.onnx_layers import LayerWeights, finish_layer, product, start_layer
 from semspec.engine.selftest import self_test
 from semspec.engine.settings import ModelSettings
 from semspec.engine.transformers_engine import TransformersEngine
@@ -55,7 +55,7 @@ def random_matrix(
     return GgufTensor(kind, blocks.reshape(rows, -1), (rows, num_blocks * block_size))
 
 
-def restored(packed: Packed) -> np.ndarray:
+def restored(packed: PackedMatrix) -> np.ndarray:
     codes = packed.codes
     if packed.bits == 4:
         codes = np.stack([codes & 15, codes >> 4], -1).reshape(len(codes), -1, packed.group_size)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from semspec.commands.plan import layouts, read_model, settings
 from semspec.engine.architecture import context_window
-from semspec.engine.hub import look_up, size_of
+from semspec.engine.hub import format_bytes, look_up
 from semspec.errors import Mismatch
 from semspec.reporting.files import read_json
 from semspec.reporting.progress import Reporter
@@ -42,7 +42,7 @@ def linked(pair: str, output: Path) -> Path:
         found = look_up(model)
         if found.missing_bytes:
             raise Mismatch(
-                f"{size_of(found.missing_bytes)} of {model} are not on this machine: `hf download {model}`"
+                f"{format_bytes(found.missing_bytes)} of {model} are not on this machine: `hf download {model}`"
             )
         places[role] = found.folder.resolve()
     if (given / "probes").is_dir():

@@ -111,13 +111,13 @@ def _verifier(config: StackConfig, settings: Any, load: Any) -> Started:
 
 
 def _model(role: str, settings: Any, load: Any) -> Started:
-    from semspec.engine.hub import look_up, size_of
+    from semspec.engine.hub import format_bytes, look_up
 
     num_weights, weight_bytes = 0, 0
     if settings.model:
         found = look_up(settings.model, settings.revision)
         if found.missing_bytes:
-            words = f"{settings.model} is not on this machine yet: {size_of(found.missing_bytes)}"
+            words = f"{settings.model} is not on this machine yet: {format_bytes(found.missing_bytes)}"
             remedy = f"`hf download {settings.model.replace(':', ' ')}`, or `serve` fetches it"
             return Started(warn(role, words, remedy), settings, None)
         num_weights, weight_bytes = count_weights(found.folder), found.weight_bytes
@@ -238,7 +238,7 @@ def _compare(started: dict[str, Started]) -> str:
 
 
 def _memory(models: list[Started]) -> Check:
-    from semspec.engine.hub import size_of
+    from semspec.engine.hub import format_bytes
 
     place, free_bytes = _free()
     needed = sum(m.weight_bytes for m in models)
@@ -246,11 +246,11 @@ def _memory(models: list[Started]) -> Check:
     if not free_bytes:
         return warn(
             "memory",
-            f"weights {size_of(needed)}; what is free is unknown here",
+            f"weights {format_bytes(needed)}; what is free is unknown here",
             "see that they fit",
         )
-    words = f"weights {size_of(needed)}, keys and values up to {size_of(kv_bytes)}"
-    words += f", {size_of(free_bytes)} free on the {place}"
+    words = f"weights {format_bytes(needed)}, keys and values up to {format_bytes(kv_bytes)}"
+    words += f", {format_bytes(free_bytes)} free on the {place}"
     if needed > free_bytes:
         return fail("memory", f"{words}: too little", "free some, or serve smaller models")
     if needed + kv_bytes > free_bytes:
