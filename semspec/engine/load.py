@@ -56,7 +56,7 @@ def load_engine(settings: "ModelSettings", writer: Writer) -> "LocalEngine":
         model_fingerprint,
     )  # slow, deferred until health checks are answered
     from semspec.engine.numeric_form import resolve_form
-    from semspec.engine.transformers_engine import TransformersEngine
+    from semspec.engine.torch_engine import TorchEngine
     from semspec.release import check_model
 
     if settings.pair:  # before weights take memory
@@ -66,6 +66,6 @@ def load_engine(settings: "ModelSettings", writer: Writer) -> "LocalEngine":
             )
             check_model(settings, writer, model_fingerprint(folder, form))
     options = settings.model_dump(include=OPTIONS)
-    return TransformersEngine.load(
+    return TorchEngine.load(
         settings.model, writer=writer, engine=engine, probes=settings.pair, **options
     )

@@ -12,7 +12,7 @@ import pytest
 from semspec.engine.requests import Generate, Result, Writing
 from semspec.engine.segmentation import TokenSegmenter, prompt_and_output, stops_after
 from semspec.engine.tokenization import ModelTokenizer
-from semspec.engine.transformers_engine import TransformersEngine
+from semspec.engine.torch_engine import TorchEngine
 from semspec.engine.worker import Results
 from semspec.remote.segmenter import TextSegmenter
 from semspec.types import (
@@ -313,7 +313,7 @@ async def test_texts_that_wait_are_joined() -> None:
 
 async def test_no_text_is_made_where_nobody_reads_it(load: Load, checkpoint: Path) -> None:
     engine = load(checkpoint)
-    assert isinstance(engine, TransformersEngine)
+    assert isinstance(engine, TorchEngine)
     results = [
         result async for result in engine.generate(await prompt(engine), params(max_segments=2))
     ]

@@ -23,7 +23,7 @@ from semspec.engine.numeric_form import resolve_form
 from semspec.engine.onnx_layers import LayerWeights, finish_layer, product, start_layer
 from semspec.engine.selftest import self_test
 from semspec.engine.settings import ModelSettings
-from semspec.engine.transformers_engine import TransformersEngine
+from semspec.engine.torch_engine import TorchEngine
 from semspec.errors import Mismatch
 from semspec.types import Writer
 from tests.engine.models import random_model
@@ -271,7 +271,7 @@ async def test_self_test_finds_a_layer_that_is_not_that_of_the_file(
 ) -> None:
     """All passes share the layer, so they agree with one another."""
     settings = ModelSettings(model=str(file), port=0, device="cpu", dtype="packed")
-    engine = TransformersEngine.load(str(file), writer=Writer.TARGET, device="cpu", dtype="packed")
+    engine = TorchEngine.load(str(file), writer=Writer.TARGET, device="cpu", dtype="packed")
     assert "layers with those in fp32" in await self_test(engine, settings)
     last: Any = engine.lm.model.model.layers[-1]
     finish = last.finish

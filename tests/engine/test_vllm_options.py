@@ -14,7 +14,7 @@ from transformers import AutoConfig
 from semspec.engine import load
 from semspec.engine.load import load_engine
 from semspec.engine.settings import ModelSettings, VllmOptions
-from semspec.engine.transformers_engine import TransformersEngine
+from semspec.engine.torch_engine import TorchEngine
 from semspec.engine.vllm import options
 from semspec.engine.vllm.options import (
     default_kv_bytes,
@@ -137,7 +137,7 @@ def test_option_that_is_not_listed_or_out_of_bounds_ends_the_start(
     assert complaint in line
 
 
-async def test_quantisation_is_part_of_the_fingerprint(engine: TransformersEngine) -> None:
+async def test_quantisation_is_part_of_the_fingerprint(engine: TorchEngine) -> None:
     info = await engine.info()
     other = replace(info, fingerprint="sha256-full:0")
     changes = [

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from semspec.decoding import Backends, Generation
-from semspec.engine.transformers_engine import TransformersEngine
+from semspec.engine.torch_engine import TorchEngine
 from semspec.probes.probe import load_probe
 from semspec.probes.projection import Projection, Projections, ServedProbe
 from semspec.rpc.clients import RemoteDrafter, RemoteTarget, RemoteVerifier
@@ -139,7 +139,7 @@ async def test_files_are_read_when_they_change_and_forgotten_when_they_go(
     players: Players, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     target = players[1]
-    assert isinstance(target, TransformersEngine)
+    assert isinstance(target, TorchEngine)
     await target.read_probes()
     own, last = (
         first_layer(tmp_path / "target.safetensors"),

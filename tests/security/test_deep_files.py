@@ -14,7 +14,7 @@ from semspec.commands.plan import read_model
 from semspec.decoding.likelihood.calibration import load_calibration
 from semspec.decoding.retrieval.datastore import Datastore
 from semspec.engine.digests import _read_entry
-from semspec.engine.transformers_engine import TransformersEngine
+from semspec.engine.torch_engine import TorchEngine
 from semspec.errors import SemspecError
 from semspec.files import MAX_DEPTH, TooDeep, parse_json
 from semspec.keys import read_entries
@@ -79,7 +79,7 @@ READERS: dict[str, tuple[str, Read]] = {
 
 
 def load_engine(folder: Path) -> object:
-    return TransformersEngine.load(str(folder), writer=Writer.DRAFT, device="cpu")
+    return TorchEngine.load(str(folder), writer=Writer.DRAFT, device="cpu")
 
 
 @pytest.fixture

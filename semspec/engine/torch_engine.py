@@ -213,7 +213,7 @@ class Calls:
         return Verified(tuple(chosen), told)
 
 
-class TransformersEngine(LocalEngine):
+class TorchEngine(LocalEngine):
     """Makes the steps of all calls in a thread of its own."""
 
     def __init__(
@@ -248,7 +248,7 @@ class TransformersEngine(LocalEngine):
         probes: Path | None = None,
         max_context_tokens: int | None = None,
         engine: EngineName = "auto",
-    ) -> "TransformersEngine":
+    ) -> "TorchEngine":
         """Load a model and start its thread.
 
         By default, packed weights are computed with every core, since threads sleep between their products; others
