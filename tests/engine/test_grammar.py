@@ -10,8 +10,8 @@ from unittest.mock import Mock
 
 import pytest
 from jsonschema import validate  # type: ignore[import-untyped]
-from semspec.engine.shaping import MAX_KEPT, MAX_KEPT_BYTES, Grammars
 
+from semspec.engine.grammars import MAX_KEPT, MAX_KEPT_BYTES, Grammars
 from semspec.engine.torch_engine import TorchEngine
 from semspec.errors import InvalidRequest
 from semspec.types import (
@@ -172,7 +172,7 @@ async def test_compiled_grammars_are_bounded_in_number_and_bytes(
     assert grammars
     for number in range(MAX_KEPT + 5):
         await compile_checked(grammars, grammar_of({"const": number}))
-        assert grammars.num_compiled == min(number + 1, MAX_KEPT)
+        assert len(grammars._compiled) == min(number + 1, MAX_KEPT)
     large = [grammar_of({"const": {f"k{i}": number for i in range(4000)}}) for number in range(8)]
     for grammar in large:
         await compile_checked(grammars, grammar)

@@ -56,7 +56,8 @@ async def test_broken_cache_ends_the_start(
         TargetServicer(lambda: engine, lambda one: self_test(one, model)), settings()
     )
     with pytest.raises(
-        Mismatch, match=r"self-test: states scored by .* are not those written: error .*; report it"
+        Mismatch,
+        match=r"self-test: states scored by .* are not those of generation: error .*; report it",
     ):
         await server.load()
 
@@ -88,7 +89,7 @@ async def test_decoder_that_differs_from_transformers_is_refused(
     norm = engine.lm.decoder._rms_norm
     norm.eps, norm.cpu_eps = 0.1, torch.full((1, 1), 0.1)
     with pytest.raises(
-        Mismatch, match="self-test: states scored by plain transformers are not those written"
+        Mismatch, match="self-test: states scored by plain transformers are not those of generation"
     ):
         await self_test(engine, model)
 

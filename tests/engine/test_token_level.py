@@ -355,4 +355,4 @@ async def test_open_tokens_that_leave_no_room_are_refused(engine: TorchEngine) -
     ):
         with pytest.raises(InvalidRequest) as refusal:
             await call
-        assert str(refusal.value.parameter).startswith("open_token_ids")
+        assert str(refusal.value.parameter).startswith("open_ids")

@@ -117,7 +117,9 @@ def _model(role: str, settings: Any, load: Any) -> Started:
     if settings.model:
         found = look_up(settings.model, settings.revision)
         if found.missing_bytes:
-            words = f"{settings.model} is not on this machine yet: {format_bytes(found.missing_bytes)}"
+            words = (
+                f"{settings.model} is not on this machine yet: {format_bytes(found.missing_bytes)}"
+            )
             remedy = f"`hf download {settings.model.replace(':', ' ')}`, or `serve` fetches it"
             return Started(warn(role, words, remedy), settings, None)
         num_weights, weight_bytes = count_weights(found.folder), found.weight_bytes
@@ -148,9 +150,9 @@ class Outline:
 
 def outline(settings: "ModelSettings", writer: "Writer") -> Outline:
     """In the place of `load_engine`: the model without its weights. Raises: Mismatch when it cannot be served."""
-    from semspec.engine.load import chosen_engine
+    from semspec.engine.load import choose_engine
 
-    if (engine := chosen_engine(settings)) == "vllm":
+    if (engine := choose_engine(settings)) == "vllm":
         from semspec.engine.vllm.options import check_installed, load_model
 
         check_installed()
@@ -199,10 +201,10 @@ def count_weights(folder: Path) -> int:
 
 async def _tested(role: str, started: Started) -> str:
     """The line of the self-test with which the service starts, of a small model. Raises: what ends the start."""
-    from semspec.engine.load import chosen_engine
+    from semspec.engine.load import choose_engine
     from semspec.engine.selftest import REFERENCE_BYTES, self_test
 
-    if chosen_engine(started.settings) == "vllm" or started.weight_bytes > REFERENCE_BYTES:
+    if choose_engine(started.settings) == "vllm" or started.weight_bytes > REFERENCE_BYTES:
         return "left out: it would take minutes; `serve` makes it at the start"
     engine = _loaded(f"semspec_{role}.__main__:load")(started.settings)
     try:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from semspec.engine.shaping import Counts
 
 from semspec.engine.logits import renormalised
+from semspec.engine.logits_processor import Penalizer
 from semspec.engine.torch_engine import TorchEngine
 from semspec.errors import InvalidRequest
 from semspec.types import GeneratedSegment, GenerationParams, Penalties, SamplingParams
@@ -28,7 +28,7 @@ def test_formulas() -> None:
     penalties = Penalties(
         presence=0.5, frequency=0.25, repetition=2.0, logit_bias=((3, 4.0), (4, -100.0))
     )
-    counts = Counts(penalties, prompt=[1, 1], written=[0, 0], num_token_ids=6)
+    counts = Penalizer(penalties, prompt=[1, 1], written=[0, 0], num_token_ids=6)
     counts.add(2)
     expected = [
         2.0 / 2 - 2 * 0.25 - 0.5,  # twice in the output
@@ -38,13 +38,13 @@ def test_formulas() -> None:
         3.0 - 100.0,
         -2.0,
     ]
-    assert counts.applied(LOGITS).tolist() == pytest.approx(expected)
+    assert counts.apply(LOGITS).tolist() == pytest.approx(expected)
     assert LOGITS.tolist() == [2.0, -1.0, 0.5, 0.0, 3.0, -2.0], "the logits stay as they are"
 
 
 def test_half_precision_is_penalised_in_full() -> None:
-    counts = Counts(Penalties(frequency=0.001), [], [0], 6)
-    shaped = counts.applied((LOGITS + 4).bfloat16())
+    counts = Penalizer(Penalties(frequency=0.001), [], [0], 6)
+    shaped = counts.apply((LOGITS + 4).bfloat16())
     assert shaped.dtype == torch.float32 and float(shaped[0]) == pytest.approx(5.999)
 
 
@@ -74,7 +74,7 @@ async def test_draws_follow_the_penalised_distribution(engine: TorchEngine) -> N
     asked = context.pieces[0].token_ids
     logits = engine.lm.forward([*asked, *segment.token_ids], engine.lm.new_kv()).logits[-1]
     penalties = Penalties(3.0, 1.0, 1.5, ((int(logits.argmax()), 2.0),))
-    shaped = Counts(penalties, asked, segment.token_ids, len(logits)).applied(logits)
+    shaped = Penalizer(penalties, asked, segment.token_ids, len(logits)).apply(logits)
     sampling, counts = SamplingParams(0.8, 1.0, 4), Counter[tuple[int, ...]]()
     for seed in range(300):
         what = params(penalties, sampling=replace(sampling, seed=seed), max_tokens=1)
