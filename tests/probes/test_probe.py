@@ -121,7 +121,7 @@ def test_features_of_a_layer_subset_are_those_layers() -> None:
         ("state_convention", "states-v0", "states-v0"),
         ("shape", [9, 9], "size"),
         ("fingerprint", "3677a2a112fa8da2", r"earlier definition.*semspec train run"),
-        ("weights_digest", None, "digest of none"),
+        ("weights_digest", None, "its card states none"),
         ("layers", [0, 3], "layers 0 to 2"),
         ("layers", [], "layers 0 to 2"),
         ("layers", "first", "layers"),
