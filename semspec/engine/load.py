@@ -37,7 +37,7 @@ def choose_engine(settings: "ModelSettings") -> "EngineName | Literal['vllm']":
         if find_spec("vllm"):
             return "vllm"
         logging.getLogger(__name__).warning(
-            "vLLM is not installed: serving without it, which is slow for long contexts"
+            "vLLM is not installed: serving without it; long contexts need vLLM"
         )
     return settings.engine
 

@@ -113,7 +113,7 @@ def test_file_of_a_repository_is_downloaded_once_and_alone(
     [
         (
             "a/files-GGUF:other.gguf",
-            "a/files-GGUF has no file other.gguf; give the name of one that it has, see http",
+            "a/files-GGUF has no file other.gguf; give the name of a file that it has, see http",
         ),
         ("a/nothing:model.gguf", "the hub has no a/nothing; correct the name"),
         (

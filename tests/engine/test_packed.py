@@ -311,7 +311,7 @@ def test_packed_form_that_cannot_be_had_is_refused_in_a_line(file: Path) -> None
         file.parent / "floats.gguf", file.parent / "checkpoint", gguf.GGMLQuantizationType.F16
     )
     with pytest.raises(
-        Mismatch, match="has the type F16, which cannot be computed with; set dtype to"
+        Mismatch, match="has the type F16, which has no packed product; set dtype to"
     ):
         load(whole, "packed")
 
