@@ -17,7 +17,7 @@ from typing import Any
 
 from semspec.decoding.loop import render_prompts
 from semspec.engine.tokenization import LETTER, ModelTokenizer, tokenize
-from semspec.engine.transformers_engine import TransformersEngine
+from semspec.engine.torch_engine import TorchEngine
 from semspec.types import (
     SURPRISAL_FEATURES,
     Context,
@@ -61,8 +61,8 @@ READINGS: Mapping[str, Reading] = {"whole": whole_ids, "read": read_ids, "alone"
 class Pair:
     """Both models in this process."""
 
-    draft: TransformersEngine
-    target: TransformersEngine
+    draft: TorchEngine
+    target: TorchEngine
 
     async def compare(
         self, question: Question, seed: int, max_tokens: int
@@ -105,7 +105,7 @@ class Pair:
 
 
 async def written(
-    engine: TransformersEngine, context: Context, params: GenerationParams
+    engine: TorchEngine, context: Context, params: GenerationParams
 ) -> Segment | None:
     """Return the one segment that the model writes; None if it writes nothing."""
     async with aclosing(engine.generate(context, params)) as generated:
@@ -137,8 +137,7 @@ async def run(arguments: argparse.Namespace) -> dict[str, Any]:
     options = {"dtype": arguments.dtype, "threads": arguments.threads}
     models = {Writer.DRAFT: arguments.draft_model, Writer.TARGET: arguments.target_model}
     draft, target = (
-        TransformersEngine.load(str(name), writer=writer, **options)
-        for writer, name in models.items()
+        TorchEngine.load(str(name), writer=writer, **options) for writer, name in models.items()
     )
     async with aclosing(draft), aclosing(target):
         questions = load_task(arguments.task, arguments.data, arguments.limit).questions

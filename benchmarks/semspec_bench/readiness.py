@@ -15,7 +15,7 @@ from semspec.clustering.language_model import LanguageModelConfig
 from semspec.clustering.nli import EntailmentConfig
 from semspec.commands.checks import Check, fail, ok
 from semspec.commands.doctor import format_check
-from semspec.engine.hub import Checkpoint, look_up, size_of
+from semspec.engine.hub import Checkpoint, format_bytes, look_up
 from semspec.engine.vllm.options import check_installed
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.files import read_json
@@ -83,7 +83,7 @@ class Work:
         if self.seconds:
             parts.append(duration(self.seconds))
         if self.num_bytes:
-            parts.append(size_of(self.num_bytes))
+            parts.append(format_bytes(self.num_bytes))
         return f"{self.stage}: {'; '.join(parts)}"
 
 
@@ -167,7 +167,7 @@ def _models(config: PipelineConfig, found: dict[str, Checkpoint]) -> Iterator[Ch
         size, missing = found[name].weight_bytes, found[name].missing_bytes
         yield ok(
             name,
-            f"{model}, {size_of(size)}; to download: {size_of(missing) if missing else 'nothing'}",
+            f"{model}, {format_bytes(size)}; to download: {format_bytes(missing) if missing else 'nothing'}",
         )
 
 
@@ -249,14 +249,17 @@ def _disk(output: Path, states: int, missing: int) -> Check:
             size for other, (_, size) in locations.items() if devices[other] == devices[name]
         )
         if needed > free:
-            problems.append(f"{size_of(needed)} needed in {location}, {size_of(free)} free")
+            problems.append(
+                f"{format_bytes(needed)} needed in {location}, {format_bytes(free)} free"
+            )
     if problems:
         remedy = (
             "make room, set HF_HOME or --output to a larger disk, or lower contexts.per_question"
         )
         return fail("disk", problems[0], remedy)
     return ok(
-        "disk", f"models {size_of(missing)}, states of the training at most {size_of(states)}"
+        "disk",
+        f"models {format_bytes(missing)}, states of the training at most {format_bytes(states)}",
     )
 
 
@@ -273,7 +276,7 @@ def _memory(weight_bytes: int) -> Check:
         if gpus
         else (psutil.virtual_memory().available, "of memory, no GPU")
     )
-    words = f"both models take {size_of(needed)}; {size_of(free)} free {location}"
+    words = f"both models take {format_bytes(needed)}; {format_bytes(free)} free {location}"
     if needed > free:
         return fail(
             "memory",

@@ -23,7 +23,7 @@ from pydantic import Field, model_validator
 
 from semspec.clustering.language_model import LanguageModelConfig
 from semspec.clustering.nli import EntailmentConfig
-from semspec.engine.hub import fetch, size_of
+from semspec.engine.hub import fetch, format_bytes
 from semspec.errors import InvalidRequest
 from semspec.pairs import ROLES
 from semspec.reporting.files import replacing
@@ -367,7 +367,7 @@ def _with_sums(work: Sequence[Work]) -> Iterator[str]:
     yield from map(str, work)
     hours = sum(stage.seconds or 0 for stage in work) / 3600
     num_bytes = sum(stage.num_bytes for stage in work)
-    yield f"in all about {hours:.1f} h ({hours / 24:.1f} days) and {size_of(num_bytes)} of disk"
+    yield f"in all about {hours:.1f} h ({hours / 24:.1f} days) and {format_bytes(num_bytes)} of disk"
     if unknown := [stage.stage for stage in work if stage.seconds is None]:
         yield f"without the time of {', '.join(unknown)}: no rate is known for these models"
 

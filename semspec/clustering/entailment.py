@@ -1,7 +1,7 @@
 """Clusters segments by bidirectional entailment.
 
-As in semantic entropy (Kuhn et al., 2023; Farquhar et al., 2024): two segments mean the same if each entails the other
-after their context. Entailment is not transitive: members of a cluster are equivalent to its first, its representative.
+As in semantic entropy (Kuhn et al., 2023; Farquhar et al., 2024), two segments mean the same if each entails the other
+after their context. Entailment is not transitive: members of a cluster are equivalent to its representative, the first.
 """
 
 from collections import Counter
@@ -17,38 +17,54 @@ class Judge(Protocol):
     """Decides whether one text entails another."""
 
     def encode(self, context: str, texts: Sequence[str]) -> list[TokenIds | None]:
-        """One side of a pair for each text, all with the same context before it; None for a text that is too long."""
+        """Return one side of a pair for each text, after the same context; None for a text that is too long."""
 
     def judge(self, pairs: Sequence[TextPair]) -> list[bool]:
-        """Whether each premise entails its hypothesis."""
+        """Return, for each pair, whether the premise entails the hypothesis."""
 
 
-Walk = Generator[TextPair, bool, list[int | None]]
-"""Yields pairs, receives whether the first entails the second, and returns a cluster number for each distinct text of a
-group, None for one that is too long."""
+Clustering = Generator[TextPair, bool, list[int | None]]
+"""The clustering of a group: yields pairs, receives whether the first text entails the second, and returns a cluster
+number for each distinct text, None for one that is too long."""
 
 
-class EntailmentEquivalence:
-    """Equal cluster numbers mean entailment both ways; see `semspec.clustering.equivalence.Equivalence`.
+class PairCounts:
+    """Counts of the pairs that an equivalence has judged."""
 
-    All texts of a group are read after the same end of the context. A text too long for that has no cluster: what was
-    cut off might make the difference, and a cluster of its own would state that no other text has its meaning.
+    def __init__(self) -> None:
+        self.counts = Counter[str]()
+        """`num_forwards`: ordered pairs that the model has judged; `num_too_long`: segments beyond its window."""
+
+    def take_counts(self) -> Counter[str]:
+        """Return the counts since the last call."""
+        taken, self.counts = self.counts, Counter()
+        return taken
+
+
+class EntailmentEquivalence(PairCounts):
+    """Clusters segments that entail each other; see `semspec.clustering.equivalence.Equivalence`.
+
+    All texts of a group are read after the same end of the context. A text that is too long for this has no cluster:
+    its meaning might depend on a part that is not read, and a separate cluster would state that no other text has the
+    same meaning.
 
     Texts that differ only in white space or final punctuation are equal without a forward pass; texts without a word
-    form one cluster. Distinct texts are visited by descending frequency, ties by first appearance. A text joins the
-    first equivalent representative, tested by descending number of common words (ties: older clusters first); the
+    form one cluster. Distinct texts are compared by descending frequency, ties by first appearance. A text joins the
+    first equivalent representative, by descending number of common words (ties: older clusters first). The
     representative is the premise of the first direction.
     """
 
     def __init__(self, judge: Judge, with_context: bool = True) -> None:
+        super().__init__()
         self._judge, self._with_context = judge, with_context
-        self.counts = Counter[str]()
-        """`num_forwards`: ordered pairs that the model has judged; `num_too_long`: segments beyond its window."""
 
     @classmethod
     def load(cls, config: EntailmentConfig, max_segment_tokens: int = 0) -> "EntailmentEquivalence":
-        """`max_segment_tokens`: of the segments to compare, in their writers' tokens. Raises: Mismatch when the model
-        has no label of entailment, or its window is under a quarter of that: most segments would not fit."""
+        """Load the NLI model. `max_segment_tokens`: of the segments, in their writers' tokens.
+
+        Raises: Mismatch when the model has no label of entailment, or its window is under a quarter of
+        `max_segment_tokens`, so that most segments would not fit.
+        """
         model = NliModel.load(config)
         longest = model.longest_text(config.with_context)
         if longest < max(1, max_segment_tokens / 4):
@@ -58,40 +74,33 @@ class EntailmentEquivalence:
             )
         return cls(model, config.with_context)
 
-    def take_counts(self) -> Counter[str]:
-        """The counts since the last call."""
-        taken, self.counts = self.counts, Counter()
-        return taken
-
     def clusters(self, groups: Sequence[Alternatives]) -> list[list[int | None]]:
-        own_texts = [distinct_texts(group.segments) for group in groups]
-        found = self._in_lock_step(
-            [self._walk(*both) for both in zip(groups, own_texts, strict=True)]
+        texts = [distinct_texts(group.segments) for group in groups]
+        found = self._run_together(
+            [self._cluster(group, distinct) for group, distinct in zip(groups, texts, strict=True)]
         )
-        by_text = [
-            dict(zip(texts, own, strict=True)) for texts, own in zip(own_texts, found, strict=True)
-        ]
-        clusters = [
-            in_order_of_appearance([own[normalized(segment)] for segment in group.segments])
-            for group, own in zip(groups, by_text, strict=True)
-        ]
-        self.counts["num_too_long"] += sum(own.count(None) for own in clusters)
+        clusters = []
+        for group, distinct, numbers in zip(groups, texts, found, strict=True):
+            by_text = dict(zip(distinct, numbers, strict=True))
+            meanings = [by_text[normalized(segment)] for segment in group.segments]
+            clusters.append(in_order_of_appearance(meanings))
+        self.counts["num_too_long"] += sum(numbers.count(None) for numbers in clusters)
         return clusters
 
-    def _in_lock_step(self, walks: Sequence[Walk]) -> list[list[int | None]]:
-        """Run all walks concurrently to their ends; pairs requested at the same time share batches."""
+    def _run_together(self, clusterings: Sequence[Clustering]) -> list[list[int | None]]:
+        """Run all clusterings to their ends at once, so that the pairs of one round share batches."""
         known: dict[TextPair, bool] = {}
         wanted: dict[int, TextPair] = {}
-        results: list[list[int | None]] = [[] for _ in walks]
+        results: list[list[int | None]] = [[] for _ in clusterings]
 
         def resume(number: int, entails: bool | None) -> None:
             try:
-                wanted[number] = walks[number].send(entails)  # type: ignore[arg-type]  # None starts it
+                wanted[number] = clusterings[number].send(entails)  # type: ignore[arg-type]  # None starts it
             except StopIteration as stop:
                 wanted.pop(number, None)
                 results[number] = stop.value
 
-        for number in range(len(walks)):
+        for number in range(len(clusterings)):
             resume(number, None)
         while wanted:
             new = list(dict.fromkeys(pair for pair in wanted.values() if pair not in known))
@@ -101,7 +110,7 @@ class EntailmentEquivalence:
                 resume(number, known[pair])
         return results
 
-    def _walk(self, group: Alternatives, texts: dict[str, str]) -> Walk:
+    def _cluster(self, group: Alternatives, texts: dict[str, str]) -> Clustering:
         encoded = self._judge.encode(
             context_of(group) if self._with_context else "", list(texts.values())
         )
@@ -110,15 +119,17 @@ class EntailmentEquivalence:
         return [numbers.get(key) for key in texts]
 
     def _numbers(self, sides: dict[str, TokenIds]) -> Generator[TextPair, bool, list[int]]:
-        """A cluster for each text: the index of its first member, its representative."""
+        """Return the cluster of each text: the index of its representative."""
         words, tokens = [Counter(key.split()) for key in sides], list(sides.values())
         clusters: list[int] = []
         for new in range(len(tokens)):
             candidates = [other for other in sorted(set(clusters)) if words[other] and words[new]]
             cluster = new
             for other in sorted(candidates, key=lambda other: -(words[other] & words[new]).total()):
-                one, two = tokens[other], tokens[new]
-                if one == two or ((yield one, two) and (yield two, one)):
+                old_text, new_text = tokens[other], tokens[new]
+                if old_text == new_text or (
+                    (yield old_text, new_text) and (yield new_text, old_text)
+                ):
                     cluster = other
                     break
             clusters.append(cluster)
@@ -126,18 +137,18 @@ class EntailmentEquivalence:
 
 
 def context_of(group: Alternatives) -> str:
-    """The question, a blank line, the reasoning so far, and white space for the next segment to follow."""
+    """Return the question, a blank line, the reasoning so far, and white space before the next segment."""
     context = f"{group.question}\n\n{group.reasoning}"
     return context if context[-1:].isspace() else f"{context} "
 
 
 def normalized(segment: str) -> str:
-    """The segment without redundant white space and final punctuation. Case is kept, since it may matter."""
+    """Return the segment without redundant white space and final punctuation. Case is kept, because it may matter."""
     return " ".join(segment.split()).rstrip(" .,;:")
 
 
 def distinct_texts(segments: Sequence[str]) -> dict[str, str]:
-    """The first text of each normal form, by that form, most frequent first."""
+    """Return the first text of each normal form, by that form, the most frequent first."""
     counts = Counter(map(normalized, segments))
     first = {normalized(segment): segment.strip() for segment in reversed(segments)}
     return {key: first[key] for key, _ in counts.most_common()}

@@ -1,7 +1,7 @@
 """Clusters segments by bidirectional entailment that a language model judges.
 
-As Farquhar et al. (2024) ask large models, but the answer is read from the logits: a forward pass over the question
-whether one step entails another gives the probability of "yes" against "no".
+The question whether one step entails another is that of Farquhar et al. (2024). The answer is read from the logits: one
+forward pass over the question gives the probability of "yes" against "no".
 """
 
 from collections import Counter
@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
-from semspec.clustering.entailment import distinct_texts, normalized
+from semspec.clustering.entailment import PairCounts, distinct_texts, normalized
 from semspec.clustering.equivalence import Alternatives, in_order_of_appearance
 from semspec.engine.batch import ContextBatch
 from semspec.engine.causal_lm import CausalLM
@@ -23,7 +23,7 @@ from semspec.types import Message
 
 YES = ("Yes", "yes", " Yes", " yes")
 NO = ("No", "no", " No", " no")
-"""Spellings of the answers; the first token of each counts, unless both answers begin with it."""
+"""Spellings of the answers. The first token of each is used, unless both answers have it."""
 PROMPT = """\
 We are evaluating possible next steps of a solution to this problem:
 
@@ -38,7 +38,7 @@ Possible step 2: {hypothesis}
 
 Given the problem and the solution so far, does possible step 1 semantically entail possible step 2?
 Answer yes or no."""
-"""After the prompt of Farquhar et al. (2024), for steps after a context."""
+"""The prompt of Farquhar et al. (2024), adapted to steps after a context."""
 NO_REASONING = "(nothing yet)"
 
 
@@ -76,11 +76,12 @@ class EntailmentPrompt:
         self.yes, self.no = sorted(yes - no), sorted(no - yes)
         if not self.yes or not self.no:
             raise Mismatch(
-                f"{lm.info.model} has no tokens that tell yes from no; give another model in equivalence.model"
+                f"{lm.info.model} has no tokens that distinguish yes from no",
+                remedy="set another model in equivalence.model",
             )
 
     def fits(self, context: Alternatives, text: str) -> bool:
-        """Return whether a pair of texts as long as `text` fits the model's window."""
+        """Whether a pair of texts as long as `text` fits the model's window."""
         return len(self.ids(context, text, text)) <= self._lm.info.max_context_tokens
 
     def probabilities(self, context: Alternatives, pairs: Sequence[tuple[str, str]]) -> list[float]:
@@ -108,15 +109,15 @@ class EntailmentPrompt:
         return probabilities
 
     def ids(self, context: Alternatives, premise: str, hypothesis: str) -> list[int]:
-        """Return the tokens of the prompt."""
+        """Return the token ids of the prompt about a pair."""
         is_plain = self._lm.tokenizer.raw.chat_template is None
         text = self.text(context, premise, hypothesis)
         return self._lm.tokenizer.ids_of(text, add_special_tokens=is_plain)
 
     def text(self, context: Alternatives, premise: str, hypothesis: str) -> str:
-        """Return the prompt in the model's chat template, with the reasoning closed that the template opens.
+        """Return the prompt about a pair, in the model's chat template; plain text if there is no template.
 
-        It is plain text if there is no template.
+        Reasoning that the template opens is closed.
         """
         content = PROMPT.format(
             question=context.question.strip(),
@@ -132,23 +133,22 @@ class EntailmentPrompt:
         return f"{text}{form.answer}" if form else text
 
 
-class LanguageModelEquivalence:
-    """Equal cluster numbers mean entailment both ways; see `semspec.clustering.equivalence.Equivalence`.
+class LanguageModelEquivalence(PairCounts):
+    """Clusters segments that entail each other; see `semspec.clustering.equivalence.Equivalence`.
 
     As in `EntailmentEquivalence`, texts that differ only in white space or final punctuation are equal without a
-    forward pass, texts without a word form one cluster, and distinct texts are visited by descending frequency. A text
-    joins the first equivalent representative, in order of common words. All representatives are compared in batches,
-    which share the context. A text that does not fit the model's window has no cluster.
+    forward pass, texts without a word form one cluster, and distinct texts are compared by descending frequency. A text
+    joins the first equivalent representative, by descending number of common words. It is compared with all
+    representatives in batches, which share the context. A text that does not fit the model's window has no cluster.
     """
 
     def __init__(self, prompt: EntailmentPrompt, threshold: float) -> None:
+        super().__init__()
         self.prompt, self._threshold = prompt, threshold
-        self.counts = Counter[str]()
-        """`num_forwards`: ordered pairs that the model has judged; `num_too_long`: segments beyond its window."""
 
     @classmethod
     def load(cls, config: LanguageModelConfig) -> "LanguageModelEquivalence":
-        """Load the model. Raises: Mismatch when it cannot be loaded, or judge."""
+        """Load the model. Raises: Mismatch when it cannot be loaded, or cannot answer."""
         lm = CausalLM.load(config.model, config.revision, config.device, config.dtype)
         try:
             prompt = EntailmentPrompt(lm, config.batch_size)
@@ -156,15 +156,10 @@ class LanguageModelEquivalence:
             raise Mismatch(f"equivalence.model: {error.message}", remedy=error.remedy) from error
         return cls(prompt, config.threshold)
 
-    def take_counts(self) -> Counter[str]:
-        """The counts since the last call."""
-        taken, self.counts = self.counts, Counter()
-        return taken
-
     def clusters(self, groups: Sequence[Alternatives]) -> list[list[int | None]]:
-        return [self._of_group(group) for group in groups]
+        return [self._cluster(group) for group in groups]
 
-    def _of_group(self, group: Alternatives) -> list[int | None]:
+    def _cluster(self, group: Alternatives) -> list[int | None]:
         representatives: list[str] = []
         found: dict[str, str | None] = {}
         texts = distinct_texts(group.segments)
@@ -172,10 +167,10 @@ class LanguageModelEquivalence:
             if not self.prompt.fits(group, text):
                 found[key] = None
                 continue
-            same = self._equivalent(group, text, key, representatives, texts)
-            if same is None:
+            representative = self._equivalent(group, text, key, representatives, texts)
+            if representative is None:
                 representatives.append(key)
-            found[key] = key if same is None else same
+            found[key] = key if representative is None else representative
         meanings = [found[normalized(segment)] for segment in group.segments]
         self.counts["num_too_long"] += meanings.count(None)
         return in_order_of_appearance(meanings)
@@ -188,7 +183,7 @@ class LanguageModelEquivalence:
         representatives: Sequence[str],
         texts: dict[str, str],
     ) -> str | None:
-        """The first of `representatives`, by descending number of common words, that means the same as `text`."""
+        """Return the first equivalent representative, by descending number of common words; None if there is none."""
         words = Counter(key.split())
         common = {other: (Counter(other.split()) & words).total() for other in representatives}
         candidates = [
@@ -199,7 +194,7 @@ class LanguageModelEquivalence:
         return next(iter(candidates), None)
 
     def _entailed(self, group: Alternatives, asked: Sequence[tuple[str, str, str]]) -> list[str]:
-        """The names of those (name, premise, hypothesis) that are entailments."""
+        """Return the names of those (name, premise, hypothesis) that are entailments."""
         pairs = [(premise, hypothesis) for _, premise, hypothesis in asked]
         self.counts["num_forwards"] += len(pairs)
         probabilities = self.prompt.probabilities(group, pairs)

@@ -1,4 +1,4 @@
-"""Which equivalence of meaning is used: settings of one, and how it is loaded."""
+"""Configuration of equivalences of meaning, and their loading."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from semspec.clustering.entailment import EntailmentEquivalence
-from semspec.clustering.equivalence import Equivalence, resolve
+from semspec.clustering.equivalence import Equivalence, import_object
 from semspec.clustering.language_model import LanguageModelConfig, LanguageModelEquivalence
 from semspec.clustering.nli import EntailmentConfig
 from semspec.clustering.results import ResultsConfig, ResultsEquivalence
@@ -29,28 +29,32 @@ class PythonEquivalence(BaseModel):
 AnyEquivalence = EntailmentConfig | LanguageModelConfig | ResultsConfig | PythonEquivalence
 EquivalenceConfig = Annotated[AnyEquivalence, Field(discriminator="kind")]
 
-OF_THE_CARD = "card"
-"""Selects the equivalence that the target probe's card names: the one its labels come from."""
+FROM_CARD = "card"
+"""Selects the equivalence in the target probe's card, with which its labels were made."""
 _REMEDY = "name a JSON file with the `equivalence` of a training configuration in SEMSPEC_VERIFIER_EQUIVALENCE"
 _CONFIG: TypeAdapter[AnyEquivalence] = TypeAdapter(EquivalenceConfig)
 
 
 def load_equivalence(config: AnyEquivalence, max_segment_tokens: int = 0) -> Equivalence:
-    """Raises: Mismatch when the model cannot be used; InvalidRequest when there is no such class."""
+    """Load an equivalence. Raises: Mismatch when its model cannot be used; InvalidRequest when its class is missing."""
     if isinstance(config, EntailmentConfig):
         return EntailmentEquivalence.load(config, max_segment_tokens)
     if isinstance(config, LanguageModelConfig):
         return LanguageModelEquivalence.load(config)
     if isinstance(config, ResultsConfig):
         return ResultsEquivalence()
-    equivalence: Equivalence = resolve(config.object)()
+    equivalence: Equivalence = import_object(config.object)()
     return equivalence
 
 
 def served_equivalence(source: str, training: Mapping[str, Any]) -> tuple[str, Equivalence]:
-    """An equivalence with its name. `source` is `OF_THE_CARD` or a JSON file; `training` is of the probe's card.
-    Raises: Mismatch, with the remedy, when there is none or it cannot be loaded."""
-    if source == OF_THE_CARD:
+    """Load the equivalence of a verifier, and return it with its name.
+
+    `source`: `FROM_CARD` or a JSON file; `training`: from the card of the target's probe.
+
+    Raises: Mismatch, with a remedy, when there is none or it cannot be loaded.
+    """
+    if source == FROM_CARD:
         fields = training.get("equivalence")
         if fields is None:
             raise Mismatch(
@@ -78,6 +82,7 @@ def served_equivalence(source: str, training: Mapping[str, Any]) -> tuple[str, E
 
 
 def _name(config: AnyEquivalence) -> str:
+    """Return the name of an equivalence, for clients."""
     if isinstance(config, ResultsConfig):
         return config.kind
     return config.object if isinstance(config, PythonEquivalence) else config.model

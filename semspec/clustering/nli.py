@@ -20,7 +20,7 @@ from semspec.errors import Mismatch
 WINDOW_LIMIT = 512
 """Default maximum length of a pair, in tokens: the length that NLI models are trained on."""
 LONGEST_TOKEN = 64
-"""In characters: an upper bound, to avoid tokenizing text that is truncated anyway."""
+"""Maximum characters of a token, assumed to avoid tokenizing text that is dropped afterwards."""
 
 TokenIds = tuple[int, ...]
 TextPair = tuple[TokenIds, TokenIds]
@@ -62,7 +62,7 @@ class EntailmentConfig(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class PairFormat:
-    """The special tokens that a tokenizer adds before, between and after two texts, as (token, token type)."""
+    """The special tokens, as (token, token type), that a tokenizer adds before, between and after two texts."""
 
     before: tuple[tuple[int, int], ...]
     between: tuple[tuple[int, int], ...]
@@ -71,10 +71,10 @@ class PairFormat:
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase) -> "PairFormat":
-        """The format of the tokenizer's own pairs. Raises: Mismatch when it does not report each text's position."""
+        """Return the format of a tokenizer's pairs. Raises: Mismatch when it does not report their positions."""
         if not tokenizer.is_fast:
             raise Mismatch(
-                "the NLI model's tokenizer is a slow tokenizer",
+                "the NLI model has a slow tokenizer",
                 remedy="convert it to a tokenizer.json",
             )
         encoding = tokenizer("1", "1", return_token_type_ids=True)
@@ -91,7 +91,7 @@ class PairFormat:
         )
 
     def join(self, pair: TextPair) -> tuple[list[int], list[int]]:
-        """Token ids and token types of a pair."""
+        """Return token ids and token types of a pair."""
         premise, hypothesis = (
             [(token, kind) for token in side] for side, kind in zip(pair, self.types, strict=True)
         )
@@ -107,13 +107,13 @@ class NliModel:
     ) -> None:
         self._model, self._tokenizer = model.eval().requires_grad_(False), tokenizer
         self._batch_size = config.batch_size
-        self._format = own = PairFormat.of(tokenizer)
+        self._format = pair = PairFormat.of(tokenizer)
         window = _window(model, tokenizer, config.max_tokens)
         self._context_tokens = (
             window // 8 if config.context_tokens is None else config.context_tokens
         )
-        self.side_tokens = (window - len(own.before + own.between + own.after)) // 2
-        """Tokens of a text and the context before it: half of what the window leaves to a pair."""
+        self.side_tokens = (window - len(pair.before + pair.between + pair.after)) // 2
+        """Maximum tokens of a text and the context before it: half of the window without special tokens."""
         self._takes_types = int(getattr(model.config, "type_vocab_size", None) or 0) > 0
         labels = {int(index): str(name) for index, name in model.config.id2label.items()}
         self._entailment = find_label(labels, config.entailment_label)
@@ -134,24 +134,22 @@ class NliModel:
         return cls(model, tokenizer, config)
 
     def encode(self, context: str, texts: Sequence[str]) -> list[TokenIds | None]:
-        """One side of a pair for each text: the text after the last `context_tokens` tokens of `context`; None for a
-        text that is longer than the rest of a side.
+        """Return one side of a pair for each text: the last `context_tokens` tokens of `context`, then the text.
 
-        No text is truncated. The number of context tokens depends on no text, so that a pair gets the same verdict
-        whatever the lengths of the texts beside it. Without a context a text may fill its side.
+        No text is truncated; the side is None for a text that is too long. The number of context tokens does not depend
+        on the texts, so that the verdict about a pair does not depend on other texts. Without a context, a text may
+        fill its side.
         """
         head = context.rstrip(" ")
-        gap = context[
-            len(head) :
-        ]  # a word and the space before it are one token for many tokenizers
+        gap = context[len(head) :]  # many tokenizers merge a word with the space before it
         num_kept = self._context_tokens
         tail = self._ids(head[-num_kept * LONGEST_TOKEN :])[-num_kept:] if num_kept else []
         limit = self.longest_text(bool(context))
-        own = [self._ids(gap + text) for text in texts]
-        return [(*tail, *ids) if len(ids) <= limit else None for ids in own]
+        encoded = [self._ids(gap + text) for text in texts]
+        return [(*tail, *ids) if len(ids) <= limit else None for ids in encoded]
 
     def longest_text(self, with_context: bool) -> int:
-        """Maximum length of a text, in tokens."""
+        """Return the maximum length of a text, in tokens."""
         return self.side_tokens - (self._context_tokens if with_context else 0)
 
     def _ids(self, text: str) -> list[int]:
@@ -159,7 +157,7 @@ class NliModel:
         return ids
 
     def judge(self, pairs: Sequence[TextPair]) -> list[bool]:
-        """Whether entailment is the likeliest label of each pair, in batches of about equal length."""
+        """Return whether entailment is the most probable label of each pair. Pairs of similar length share batches."""
         order = sorted(range(len(pairs)), key=lambda index: sum(map(len, pairs[index])))
         entails = [False] * len(pairs)
         for start in range(0, len(order), self._batch_size):
@@ -182,15 +180,17 @@ class NliModel:
 
 
 def find_label(labels: Mapping[int, str], wanted: int | str | None) -> int:
-    """The index of the label `wanted`, or else of the only one whose name begins like "entailment". Raises: Mismatch
-    when there is none."""
+    """Return the index of the label `wanted`; if that is None, of the only label whose name begins with "entail".
+
+    Raises: Mismatch when there is no such label.
+    """
     if wanted is None:
         found = [index for index, name in labels.items() if name.lower().startswith("entail")]
         if len(found) == 1:
             return found[0]
         raise Mismatch(
             f"there is no entailment label among {dict(labels)}",
-            remedy="set entailment_label, or take an NLI model",
+            remedy="set entailment_label, or choose an NLI model",
         )
     for index, name in labels.items():
         if wanted == index or str(wanted).lower() == name.lower():

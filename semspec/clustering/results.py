@@ -1,7 +1,7 @@
-"""Clusters steps of mathematics by the result that they state: the last number, expression or right-hand side.
+"""Clusters steps of mathematics by their results: the last number, expression or right-hand side.
 
-`math_verify` is not used: it takes the number in "Step 2:" for an answer, and needs a process of its own to be safe
-with numbers that a model wrote.
+`math_verify` is not used, because it takes the number in "Step 2:" for an answer, and needs a separate process to be
+safe with numbers that a model wrote.
 """
 
 import ast
@@ -20,17 +20,17 @@ from semspec.clustering.equivalence import Alternatives, in_order_of_appearance
 MAX_CHARACTERS = 100
 """Longer expressions are compared as text."""
 MAX_EXPONENT, MAX_BITS = 64, 4096
-"""Of a power and of its value. Larger ones are compared as text."""
+"""Limits on the exponent of a power and on its value. Larger powers are compared as text."""
 
 OPERATORS = frozenset({*"+-*/^(=<>", "<=", ">=", "<>"})
-"""After none of these an expression ends; a parenthesis closes, and a comma separates, only what is open."""
+"""An expression does not end after these. A closing parenthesis or a comma belongs to it only inside parentheses."""
 
 Result = Fraction | str
 """A number, or an expression without white space."""
 
 
 class ResultsConfig(BaseModel):
-    """Equivalence of steps by the results that they state."""
+    """Equivalence of steps by their results."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -38,9 +38,9 @@ class ResultsConfig(BaseModel):
 
 
 class ResultsEquivalence:
-    """Steps mean the same if they state equal results; see `semspec.clustering.equivalence.Equivalence`.
+    """Clusters steps with equal results; see `semspec.clustering.equivalence.Equivalence`.
 
-    A step that states no result means the same as those with the same words.
+    Steps without a result are equivalent if they have the same words.
     """
 
     def clusters(self, groups: Sequence[Alternatives]) -> list[list[int | None]]:
@@ -48,7 +48,7 @@ class ResultsEquivalence:
 
 
 def _meaning(segment: str) -> tuple[str, Result]:
-    result = stated_result(segment)
+    result = result_of(segment)
     return ("words", normalized(segment)) if result is None else ("result", result)
 
 
@@ -56,7 +56,7 @@ _COMMANDS = r"pi|sqrt|sin|cos|tan|log|ln|alpha|beta|theta|infty"
 _REWRITTEN = [
     (re.compile(pattern, re.MULTILINE), replacement)
     for pattern, replacement in (
-        (r"<<[^<>]*>>", ""),  # a calculator's notes in GSM8K
+        (r"<<[^<>]*>>", ""),  # calculator annotations in GSM8K
         (r"\*\*|__|`", ""),  # Markdown
         (r"^\s*(?:[-*+•]|\d+[.)])\s+", ""),  # items of a list
         (r"(?i)\b(?:step|case|part)\s+\d+\b", ""),
@@ -64,7 +64,7 @@ _REWRITTEN = [
         (r"\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{([^{}]*)\}", r" \1 "),
         (r"²", "^2"),
         (r"³", "^3"),
-        (r"(?<=[a-zA-Z]{2})(?<!pi)\s*\^\s*\{?\d\}?", ""),  # of units
+        (r"(?<=[a-zA-Z]{2})(?<!pi)\s*\^\s*\{?\d\}?", ""),  # exponents of units
         (r"\^\s*\{(\w+)\}", r"^\1"),
         (r"\^\s*\{?\s*\\circ\s*\}?|°|\\?%|\\?\$|\\[()\[\],;!:]|\\ |[€£]", ""),
         (r"\\(?:left|right|displaystyle|big|Big)(?![a-z])", ""),
@@ -96,11 +96,11 @@ _TOKEN = re.compile(rf"\s*(\d+(?:\.\d+)?|\.\d+|(?:{_COMMANDS})(?![a-zA-Z])|[a-zA
 _OPERAND = re.compile(rf"[\d.]*\d|{_COMMANDS}|[a-zA-Z]")
 
 
-def stated_result(text: str) -> Result | None:
-    """Return the last result that `text` states, or None if it states none.
+def result_of(text: str) -> Result | None:
+    """Return the last result in `text`; None if there is none.
 
-    Units, currencies and the signs of percent and degree are left out. An expression of numbers has its value, any
-    other one is text without white space. An inequality is a result of its own, and so are coordinates.
+    Units, currencies and the signs of percent and degree are left out. The result of an expression of numbers is its
+    value; any other expression is text without white space. Inequalities and coordinates are results, too.
     """
     box = _last_box(text)
     found = list(_expressions(_plain(text if box is None else box)))
@@ -114,15 +114,15 @@ def stated_result(text: str) -> Result | None:
 
 
 def _last_box(text: str) -> str | None:
-    """Return what is in the last box, up to the brace that closes it."""
+    """Return the content of the last box; None if there is no box."""
     starts = [match.end() for match in _BOX.finditer(text)]
     if not starts:
         return None
     depth = 1
-    for place in range(starts[-1], len(text)):
-        depth += {"{": 1, "}": -1}.get(text[place], 0)
+    for end in range(starts[-1], len(text)):
+        depth += {"{": 1, "}": -1}.get(text[end], 0)
         if depth == 0:
-            return text[starts[-1] : place]
+            return text[starts[-1] : end]
     return text[starts[-1] :]
 
 
@@ -133,7 +133,7 @@ def _plain(text: str) -> str:
     text = _MIXED.sub(
         lambda found: "({}+{}/{})".format(*(part for part in found.groups() if part)), text
     )
-    for _ in range(8):  # of fractions in fractions
+    for _ in range(8):  # levels of nested fractions
         reduced = _FRACTION.sub(r"((\1)/(\2))", _BRACED.sub(r"\1(\2)", text))
         if reduced == text:
             break
@@ -162,14 +162,14 @@ def _expressions(text: str) -> Iterator[str]:
 
 
 def _trimmed(parts: list[str]) -> Iterator[str]:
-    """Yield the expression of `parts` without operators at its ends, if it is one.
+    """Yield the expressions of `parts`, without operators at their ends.
 
-    A parenthesis that is not closed, because words end the remark in it, divides two expressions.
+    An unclosed parenthesis, such as one before words, separates two expressions.
     """
     first = 0
-    for place in _unclosed(parts):
-        yield from _trimmed(parts[first:place])
-        first = place + 1
+    for index in _unclosed(parts):
+        yield from _trimmed(parts[first:index])
+        first = index + 1
     parts = parts[first:]
     while parts and parts[-1] in OPERATORS | {","}:
         parts = parts[:-1]
@@ -180,21 +180,21 @@ def _trimmed(parts: list[str]) -> Iterator[str]:
 
 
 def _unclosed(parts: Sequence[str]) -> list[int]:
-    """Return the places of the parentheses that are not closed."""
-    places = list[int]()
-    for place, part in enumerate(parts):
+    """Return the indices of parentheses that are not closed."""
+    indices = list[int]()
+    for index, part in enumerate(parts):
         if part == "(":
-            places.append(place)
+            indices.append(index)
         elif part == ")":
-            places.pop()
-    return places
+            indices.pop()
+    return indices
 
 
 def _value(expression: str) -> Result:
-    """Return the value of an expression of numbers; else the expression, without signs of multiplication."""
+    """Return the value of an expression of numbers, or any other expression without multiplication signs."""
     if len(expression) <= MAX_CHARACTERS:
         with suppress(ValueError, SyntaxError, ZeroDivisionError):
-            return _evaluated(expression)
+            return _evaluate(expression)
     return _without_outer_parentheses(expression.replace("*", ""))
 
 
@@ -220,7 +220,7 @@ _OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] 
 }
 
 
-def _evaluated(expression: str) -> Fraction:
+def _evaluate(expression: str) -> Fraction:
     """Return the value of an expression of numbers. Raises: ValueError, SyntaxError, ZeroDivisionError."""
     if re.search(r"[^\d.()+*/^-]|\*\*|\.(?!\d)", expression):
         raise ValueError(expression)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from semspec.commands import program
-from semspec.engine.hub import size_of
+from semspec.engine.hub import format_bytes
 from semspec.errors import Mismatch
 from semspec.pairs import NamedPair, find, named_pairs
 
@@ -23,8 +23,8 @@ def run(arguments: argparse.Namespace) -> int:
 def describe_pair(pair: NamedPair, models: Path | None) -> Iterator[tuple[str, str]]:
     """Yield the names and values of a pair's properties."""
     yield "licence", pair.licence
-    yield "size", size_of(sum(file.num_bytes for file in pair.files.values()))
-    yield "memory", "not measured" if pair.memory_bytes is None else size_of(pair.memory_bytes)
+    yield "size", format_bytes(sum(file.num_bytes for file in pair.files.values()))
+    yield "memory", "not measured" if pair.memory_bytes is None else format_bytes(pair.memory_bytes)
     yield from (("measured", sentence) for sentence in pair.measured or ("nothing yet",))
     for role, file in pair.files.items():
         try:
@@ -34,5 +34,8 @@ def describe_pair(pair: NamedPair, models: Path | None) -> Iterator[tuple[str, s
         else:
             yield (
                 role,
-                str(path or f"not here: {size_of(file.num_bytes)} to fetch from {file.repository}"),
+                str(
+                    path
+                    or f"not here: {format_bytes(file.num_bytes)} to fetch from {file.repository}"
+                ),
             )

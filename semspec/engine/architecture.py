@@ -1,4 +1,4 @@
-"""Architectures of language models: which ones run without vLLM, and how many tokens their contexts may have."""
+"""Architectures of language models: which of them run without vLLM, and how long their contexts may be."""
 
 import logging
 from collections.abc import Mapping
@@ -14,28 +14,28 @@ from transformers import (
 from semspec.errors import Mismatch
 
 UNBOUNDED = 1 << 20
-"""Window of a model whose configuration names none, in tokens."""
+"""Context window, in tokens, of a model whose configuration states none."""
 
 CROPPABLE_LAYERS = frozenset({"DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer"})
-"""Classes of transformers' caches for layers that keep keys and values alone, from which the last tokens can be
-removed. By name, since older versions lack one of them."""
+"""Names of transformers' cache layers with only keys and values, from which the last tokens can be removed. Names,
+because older versions lack one of these classes."""
 
-SWITCHING = frozenset({"dynamic", "longrope"})
-"""Rotary embeddings that change the rotation of all tokens once a context exceeds the trained window. Cached keys would
-be wrong from there on, and a text would be scored with other probabilities than it was written with."""
+LENGTH_DEPENDENT_ROPES = frozenset({"dynamic", "longrope"})
+"""Rotary embeddings that rotate all tokens in another way once a context exceeds the trained window. Then cached keys
+would be wrong, and a text would have other probabilities when scored than when it was written."""
 
 logger = logging.getLogger(__name__)
 
 
 def check_architecture(name: str, config: PretrainedConfig) -> None:
-    """Check that the engines transformers and fast can run the model `name`. Raises: Mismatch with one that can."""
+    """Check that the engines transformers and fast can run the model `name`. Raises: Mismatch with a remedy."""
     if refusal := _refusal(config):
         reason, remedy = refusal
         raise Mismatch(f"cannot load model {name!r}: {reason}", remedy=remedy)
 
 
 def _refusal(config: PretrainedConfig) -> tuple[str, str] | None:
-    """Return why these engines cannot run a model, and the remedy; None if they can."""
+    """Return why these engines cannot run a model, and a remedy; None if they can."""
     kind = (config.architectures or [type(config).__name__])[0]
     if method := _quantization(config):
         reason = f"its weights are quantised ({method}), which the engines transformers and fast do not run"
@@ -59,7 +59,7 @@ def _quantization(config: PretrainedConfig) -> str | None:
 
 
 def _keeps_other_state(config: PretrainedConfig) -> bool:
-    """Return whether a layer keeps more than keys and values, such as the state of a recurrence or a convolution."""
+    """Whether a layer keeps more than keys and values, such as the state of a recurrence or a convolution."""
     model: type[PreTrainedModel] = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     return model._is_stateful or any(
         type(layer).__name__ not in CROPPABLE_LAYERS for layer in DynamicCache(config=config).layers
@@ -72,16 +72,18 @@ def context_window(config: PretrainedConfig) -> int:
     - `max_position_embeddings` is the window of most models, also of those with the rotary embedding llama3.
     - yarn and linear stretch the trained window by their factor. Models with several rotary embeddings, such as
       Gemma 3, name the stretched window in `max_position_embeddings`, unless yarn names the trained one.
-    - dynamic and longrope end at the trained window, see `SWITCHING`.
+    - dynamic and longrope end at the trained window, see `LENGTH_DEPENDENT_ROPES`.
     """
     stated = int(getattr(config.get_text_config(), "max_position_embeddings", 0) or UNBOUNDED)
     rotaries = rotary_embeddings(config)
     window = min(
         (_rotary_window(rotary, stated, len(rotaries) == 1) for rotary in rotaries), default=stated
     )
-    if kinds := sorted({rotary["rope_type"] for rotary in rotaries} & SWITCHING):
+    if kinds := sorted({rotary["rope_type"] for rotary in rotaries} & LENGTH_DEPENDENT_ROPES):
         reason = f"the rotary embedding {kinds[0]} changes earlier keys in longer contexts"
-        logger.warning("contexts end after %d tokens, the trained window: %s", window, reason)
+        logger.warning(
+            "contexts are limited to the trained window of %d tokens: %s", window, reason
+        )
     return window
 
 

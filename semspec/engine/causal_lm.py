@@ -28,10 +28,10 @@ from semspec.engine.weights import check_weights, load_weights, safetensors_size
 from semspec.errors import Mismatch
 
 EngineName = Literal["auto", "transformers", "fast"]
-"""Implementation of the forward pass: transformers, `Decoder` ("fast"), or "auto": `Decoder` if it can run it."""
+"""Implementation of the forward pass: transformers, `Decoder` ("fast"), or "auto": `Decoder` if it can."""
 
 Prefix: TypeAlias = list[tuple[Tensor, Tensor]]
-"""Keys and values in each layer of a context that all rows of a batch follow, `[1, kv_heads, tokens, head_size]`."""
+"""Keys and values, in each layer, of a context that all rows of a batch share, `[1, kv_heads, tokens, head_size]`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Forward:
 
 
 class CausalLM:
-    """Weights and tokenizer of a model, and information about both. Not thread-safe."""
+    """A model's weights, tokenizer and metadata. Not thread-safe."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class CausalLM:
         engine: EngineName = "auto",
         form: Form = "float32",
     ) -> None:
-        """Raises: Mismatch when `engine` is "fast" and cannot run the model, or no engine can read its states."""
+        """Raises: Mismatch when `engine` is "fast" and cannot run the model, or its states cannot be read."""
         self.model = model.eval().requires_grad_(False)
         self.tokenizer, self.form = tokenizer, form
         self.info = info = tokenizer.info
@@ -68,7 +68,7 @@ class CausalLM:
                 remedy="set the engine to auto or transformers",
             )
         self.decoder = None if reason else Decoder(model, info.max_context_tokens)
-        """Of the models that it supports."""
+        """None if transformers computes the forward passes."""
 
     @classmethod
     def load(
@@ -83,8 +83,8 @@ class CausalLM:
     ) -> "CausalLM":
         """Load a checkpoint from a folder, a GGUF file or the hub: no pickles, no remote code.
 
-        `device` and `dtype` may be "auto"; the device "meta" has shapes without weights. `dtype`, `threads`: see
-        `resolve_form`.
+        `device` and `dtype` may be "auto"; on the device "meta", the model has shapes but no weights. `dtype`,
+        `threads`: see `resolve_form`.
 
         Raises: Mismatch when it cannot be served, with the remedy.
         """
@@ -107,21 +107,21 @@ class CausalLM:
         return device
 
     def new_kv(self) -> KV:
-        """An empty KV cache for a new sequence, for use with `forward`."""
+        """Return an empty KV cache for a new sequence, for use with `forward`."""
         return self.decoder.new_kv() if self.decoder else DynamicKV()
 
     def forward(
         self, tokens: Sequence[int], kv: KV, num_rows: int = 1, want_states: bool = False
     ) -> Forward:
-        """Feed `tokens` after those in `kv`, a result of `new_kv`. Returns logits of the last `num_rows` positions."""
+        """Feed `tokens` after those in `kv`, from `new_kv`. Return logits of the last `num_rows` positions."""
         return self.forward_step([Chunk(tokens, kv, num_rows, want_states)])[0]
 
     @torch.inference_mode()
     def forward_step(self, chunks: Sequence[Chunk[KV]]) -> list[Forward]:
         """Feed the tokens of all `chunks`, each of another sequence, and return the result of each.
 
-        `Decoder` computes them in one pass, transformers one after another. If that fails, `Decoder` leaves all
-        sequences as they were, transformers leave them empty.
+        `Decoder` computes them in one pass, transformers one after another. After an error, the sequences are as before
+        with `Decoder`, and empty with transformers.
         """
         if self.decoder and _are_buffered(chunks):
             return [Forward(*outputs) for outputs in self.decoder.forward(chunks)]
@@ -130,7 +130,7 @@ class CausalLM:
         except Exception:
             for chunk in chunks:
                 if isinstance(chunk.kv, DynamicKV):
-                    chunk.kv.clear()  # some are fed, one in part of its layers
+                    chunk.kv.clear()  # some are fed, and one only in a part of its layers
             raise
 
     def _forward_alone(self, chunk: Chunk[KV]) -> Forward:
@@ -152,10 +152,11 @@ class CausalLM:
         want_states: bool = False,
         prefix: Prefix | None = None,
     ) -> Forward:
-        """Feed `ids` `[batch, length]` after a `kv` of equally long rows, always with transformers. With a `prefix`,
-        `kv` holds what follows it, and the model's attention takes it (`semspec.engine.batch.attention`).
+        """Feed `ids` `[batch, length]` after a `kv` of equally long rows, always with transformers.
 
-        Logits are `[batch, num_rows, vocab_size]`, of the last positions, or of those that a tensor `num_rows` names;
+        With a `prefix`, `kv` holds the tokens after it, and the model uses `semspec.engine.batch.attention`.
+
+        Logits are `[batch, num_rows, vocab_size]`, of the last positions, or of the positions in a tensor `num_rows`;
         states are `[num_layers + 1, batch, length, hidden_size]`. Rows may be padded on the right: causal attention
         ignores later positions.
         """
@@ -198,7 +199,7 @@ def _are_buffered(chunks: Sequence[Chunk[KV]]) -> TypeGuard[Sequence[Chunk[Buffe
 
 
 class StateHooks:
-    """Forward hooks that collect the input of the first block and the output of every block while `is_open`."""
+    """Forward hooks that collect the input of the first block and the output of every block, while `is_open`."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.is_open = False
@@ -209,7 +210,7 @@ class StateHooks:
             block.register_forward_hook(self._collect_output)
 
     def drain(self) -> Tensor:
-        """States `[num_layers + 1, batch, length, hidden_size]` of the last forward pass; closes the hooks."""
+        """Return the states of the last pass, `[num_layers + 1, batch, length, hidden_size]`, and close the hooks."""
         collected, self._collected, self.is_open = self._collected, [], False
         return torch.stack([layer.to(collected[-1].device) for layer in collected])
 
@@ -227,7 +228,7 @@ class StateHooks:
 
 
 def _blocks(model: PreTrainedModel) -> nn.ModuleList:
-    """Return the blocks of the language model; `model` may have other towers. Raises: Mismatch if there are none."""
+    """Return the blocks of the language model; `model` may have other parts. Raises: Mismatch if there are none."""
     num_layers = model.config.get_text_config().num_hidden_layers
     lists = [
         module for module in model.get_decoder().modules() if isinstance(module, nn.ModuleList)
@@ -243,5 +244,5 @@ def _blocks(model: PreTrainedModel) -> nn.ModuleList:
 
 
 def _are_layers(modules: nn.ModuleList) -> bool:
-    """Return whether transformers derives layers from `modules`; few old models have other blocks."""
+    """Whether `modules` are transformers' layers; a few old models have other blocks."""
     return all(isinstance(module, GradientCheckpointingLayer) for module in modules)

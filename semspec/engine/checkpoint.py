@@ -41,8 +41,7 @@ MALFORMED: tuple[type[Exception], ...] = (
     OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError, StrictDataclassError,
     SafetensorError, RecursionError,
 )  # fmt: skip
-"""Errors that transformers raises for a checkpoint whose files are missing or hold values of other types, or JSON
-of too many levels."""
+"""Errors that transformers raises if files of a checkpoint are missing, too deep, or have values of a wrong type."""
 
 
 @contextmanager
@@ -52,7 +51,7 @@ def loading(name: str, revision: str | None) -> Iterator[str]:
     Raises: Mismatch in one line instead of any error of the block.
     """
     adopt("transformers")
-    disable_progress_bar()  # it is no line of a log
+    disable_progress_bar()  # not for a log
     folder = fetch(name, revision)
     try:
         yield folder
@@ -83,16 +82,16 @@ def _remedy_for(error: Exception) -> str:
 
 
 def load_tokenizer(folder: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a checkpoint exactly as defined in tokenizer.json.
+    """Load the tokenizer of a checkpoint exactly as defined in tokenizer.json.
 
-    AutoTokenizer prefers a class chosen by the model type, which for Qwen2 ignores the file's pipeline.
+    AutoTokenizer prefers a class chosen by the model type, which for Qwen2 ignores the pipeline in the file.
 
     Raises: Mismatch when the tokenizer or its chat template cannot be used; OSError or ValueError when there is none.
     """
     loader = PreTrainedTokenizerFast if Path(folder, "tokenizer.json").exists() else AutoTokenizer
     try:
         tokenizer: PreTrainedTokenizerBase = loader.from_pretrained(folder, trust_remote_code=False)
-        tokenizer.encode("How many?")  # which uses what from_pretrained only keeps
+        tokenizer.encode("How many?")  # uses parts that from_pretrained does not check
     except (OSError, ValueError):
         raise
     except Exception as error:  # the Rust tokenizers raise plain exceptions
@@ -108,13 +107,13 @@ def _check_tokenizer(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
     if len(tokenizer.get_vocab()) <= len(tokenizer.all_special_tokens) + 1:
         raise Mismatch(
             f"the tokenizer of {name} knows no text",
-            remedy="put the model's tokenizer.json beside its weights",
+            remedy="put the model's tokenizer.json next to its weights",
         )
     if tokenizer.chat_template is None:
         return
     try:
         template_variables(tokenizer)
-        tools_flaw(tokenizer, str(tokenizer.chat_template))  # kept for requests
+        tools_flaw(tokenizer, str(tokenizer.chat_template))  # cached for requests
         tokenizer.apply_chat_template([{"role": "user", "content": "How many?"}], tokenize=False)
     except TemplateSyntaxError as error:
         message = (
@@ -122,7 +121,11 @@ def _check_tokenizer(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
         )
         raise Mismatch(message, remedy="correct it, or fetch it again") from error
     except Exception as error:  # templates may raise any error, also for a conversation like this
-        logger.info("the chat template of %s refuses a first user turn: %s", name, error)
+        logger.info(
+            "the chat template of %s rejects a conversation that starts with a user turn: %s",
+            name,
+            error,
+        )
 
 
 def model_info(
@@ -133,11 +136,13 @@ def model_info(
     max_context_tokens: int | None,
     form: str = "",
 ) -> ModelInfo:
-    """`ModelInfo` of the checkpoint `name` in `folder`. `max_context_tokens` caps the model's context window; `form` as
-    in `model_fingerprint`."""
+    """Return the `ModelInfo` of the checkpoint `name` in `folder`.
+
+    `max_context_tokens` caps the model's context window; `form`: see `model_fingerprint`.
+    """
     text_config, window = config.get_text_config(), context_window(config)
     return ModelInfo(
-        model=_shown_name(name),
+        model=_display_name(name),
         fingerprint=model_fingerprint(folder, form),
         tokenizer=tokenizer_fingerprint(tokenizer),
         num_layers=int(text_config.num_hidden_layers),
@@ -150,14 +155,14 @@ def model_info(
     )
 
 
-def _shown_name(name: str) -> str:
+def _display_name(name: str) -> str:
     if is_gguf(name):
         return readable_name(name)
     return Path(name).name if Path(name).exists() else name
 
 
 def generation_config(folder: str) -> GenerationConfig | None:
-    """generation_config.json of a checkpoint; None if there is none. Raises: Mismatch when it cannot be read."""
+    """Read generation_config.json of a checkpoint; None if there is none. Raises: Mismatch when it cannot be read."""
     try:
         config: GenerationConfig = GenerationConfig.from_pretrained(folder)
     except OSError:
@@ -170,13 +175,13 @@ def generation_config(folder: str) -> GenerationConfig | None:
 
 
 def eos_ids(folder: str, tokenizer: PreTrainedTokenizerBase, num_embeddings: int) -> frozenset[int]:
-    """Return the tokens that end a sequence: those that generation_config.json, config.json or the tokenizer names.
+    """Return the end-of-sequence tokens that generation_config.json, config.json or the tokenizer names.
 
     Any of these files may be the only one that names the end of a turn. If the chat template ends an assistant's turn
-    with none of these tokens, a special token directly after the turn is an end as well. Ids without one of the
-    `num_embeddings` are left out: the model cannot write them.
+    with none of these tokens, a special token directly after the turn is included. Ids that are not below
+    `num_embeddings` are left out, because the model cannot write them.
 
-    Raises: Mismatch when there is none, or a file names something else than ids.
+    Raises: Mismatch when there is no such token, or a file names something other than ids.
     """
     config, _ = PretrainedConfig.get_config_dict(folder)
     text_config = config.get("text_config")
@@ -217,9 +222,9 @@ def _named_ids(eos_token_id: Any, file: str) -> list[int]:
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """`ORDINARY.ADDED`: digests of the ordinary and of the added tokens, each with their ids.
+    """Return `ORDINARY.ADDED`: digests of the ordinary and of the added tokens, with their ids.
 
-    Equal fingerprints mean interchangeable token ids; see `semspec.types.shares_ordinary_tokens` for equal first parts.
+    Equal fingerprints mean interchangeable token ids; for equal first parts see `semspec.types.shares_ordinary_tokens`.
     """
     added = tokenizer.get_added_vocab()
     ordinary = {token: id for token, id in tokenizer.get_vocab().items() if token not in added}
@@ -233,21 +238,21 @@ def _vocabulary_digest(vocabulary: Mapping[str, int]) -> str:
 
 
 def chat_template_digest(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Digest of the chat template and of the special tokens it may name; empty if there is no template."""
+    """Return the digest of the chat template and the special tokens that it may use; empty if there is no template."""
     if tokenizer.chat_template is None:
         return ""
-    rendered_with = json.dumps(
+    inputs = json.dumps(
         [tokenizer.chat_template, tokenizer.special_tokens_map], sort_keys=True, default=str
     )
-    return _short(hashlib.sha256(rendered_with.encode()))
+    return _short(hashlib.sha256(inputs.encode()))
 
 
 def model_fingerprint(folder: str, form: str = "") -> str:
-    """Digest of configuration and all weights of a checkpoint: `sha256-full:...`.
+    """Return the digest of configuration and all weights of a checkpoint: `sha256-full:...`.
 
-    The prefix names this definition, so that fingerprints of another one are never taken for those of another model.
-    The weights of a GGUF file are served in one of several forms, such as float32 or packed, which have different
-    states; `form` is part of their fingerprint, and of no other.
+    The prefix names this definition, so that a fingerprint by another definition is not mistaken for another model. The
+    weights of a GGUF file are served in one of several forms, such as float32 or packed, with different states. So
+    their fingerprint covers `form`; that of other weights does not.
     """
     digest = hashlib.sha256(Path(folder, "config.json").read_bytes())
     if weights := weights_digest(folder):

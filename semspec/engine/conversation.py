@@ -1,4 +1,4 @@
-"""Render conversations with a model's chat template."""
+"""Renders conversations with a model's chat template."""
 
 import inspect
 import json
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _MARK = "semspecmark"
-"""Stands for a tool's content and for the names of called functions, to see whether a template shows them."""
+"""Replaces a tool's content and the names of called functions, to test whether a template shows them."""
 
 _SET_BY_TRANSFORMERS = frozenset({"conversations", "messages", "raise_exception", "strftime_now"})
-"""What a template may read, beside the parameters of `apply_chat_template` and special tokens."""
+"""Variables that transformers sets, next to the parameters of `apply_chat_template` and special tokens."""
 
 _VARIABLES = "chat_template_kwargs"
 """The request field of the variables."""
 
 CALL = "<tool_call>"
-"""Begins a call in the only format of calls that is read: that of Hermes and Qwen."""
+"""Begins a call in the only supported format, that of Hermes and Qwen."""
 
 
 def render(
@@ -37,12 +37,13 @@ def render(
     tools: str = "",
     variables: str = "",
 ) -> str:
-    """The text of a conversation up to the start of the assistant's turn; `model` is the name in errors.
+    """Return the text of a conversation up to the start of the assistant's turn; `model` is its name in errors.
 
-    `tools`: a JSON list in OpenAI's format, or empty; `variables`: a JSON object of scalars, or empty. A developer is
-    the system where the template has no such role.
-    Raises: InvalidRequest when there is no template, or it refuses the messages, leaves out a tool or a tool's message
-    or call, has another format of calls, or does not read one of the variables.
+    `tools`: a JSON list in OpenAI's format, or empty; `variables`: a JSON object of scalars, or empty. The role
+    developer becomes system if the template does not know it.
+
+    Raises: InvalidRequest when there is no template; or it refuses the messages, leaves out a tool, a tool's message or
+    a call, has another format of calls, or does not read one of the variables.
     """
     if tokenizer.chat_template is None:
         raise InvalidRequest(
@@ -50,18 +51,21 @@ def render(
         )
     if not any(message.content.strip() for message in messages):
         raise InvalidRequest("the messages are empty", "messages", remedy="send some text")
-    offered = _offered(tools) if tools else None
+    offered = _parse_tools(tools) if tools else None
     if offered and (flaw := tools_flaw(tokenizer, str(tokenizer.chat_template))):
         raise InvalidField(f"the chat template of {model} {flaw}", "tools", remedy="leave them out")
-    options = {"tools": offered, **(_set_by(tokenizer, variables, model) if variables else {})}
-    text, arguments = _rendered(tokenizer, messages, options)
+    options = {
+        "tools": offered,
+        **(_parse_variables(tokenizer, variables, model) if variables else {}),
+    }
+    text, arguments = _render_turns(tokenizer, messages, options)
     if not is_utf8(text):
         raise InvalidRequest(
             "a text or a call contains a lone surrogate, which is not valid Unicode", "messages"
         )
     if any(message.role == "tool" or message.tool_calls for message in messages):
         marked = [_turn(tokenizer, message, arguments, is_marked=True) for message in messages]
-        if _applied(tokenizer, marked, options).count(_MARK) < json.dumps(marked).count(_MARK):
+        if _apply(tokenizer, marked, options).count(_MARK) < json.dumps(marked).count(_MARK):
             reason = "does not show tool calls, or messages of the role 'tool'"
             raise InvalidRequest(
                 f"the chat template of {model} {reason}", "messages", remedy="leave them out"
@@ -69,10 +73,10 @@ def render(
     return text
 
 
-class _AssistantsTurn(Extension):
-    """The tag `generation`, with which templates mark an assistant's turn; transformers knows it when it renders."""
+class _GenerationTag(Extension):
+    """The tag `generation`, with which templates mark an assistant's turn, and which transformers supports."""
 
-    tags = {"generation"}  # noqa: RUF012  # as the base class has it
+    tags = {"generation"}  # noqa: RUF012  # as in the base class
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
@@ -80,53 +84,55 @@ class _AssistantsTurn(Extension):
 
 
 @lru_cache(maxsize=8)
-def _read_by(template: str) -> frozenset[str]:
-    """The variables that a template takes from outside. Raises: TemplateSyntaxError."""
+def _undeclared_variables(template: str) -> frozenset[str]:
+    """Return the variables that a template reads and does not set. Raises: TemplateSyntaxError."""
     environment = ImmutableSandboxedEnvironment(
-        extensions=[_AssistantsTurn, "jinja2.ext.loopcontrols"]
+        extensions=[_GenerationTag, "jinja2.ext.loopcontrols"]
     )
     return frozenset(meta.find_undeclared_variables(environment.parse(template)))
 
 
 def template_variables(tokenizer: "PreTrainedTokenizerBase") -> frozenset[str]:
-    """Variables of the chat template that a request may set: it reads them, and nothing else that renders it sets them.
-    Raises: TemplateSyntaxError when the template is malformed."""
+    """Return the variables of the chat template that a request may set: transformers does not set them.
+
+    Raises: TemplateSyntaxError when the template is malformed.
+    """
     template = tokenizer.chat_template
     templates = (
         list(template.values()) if isinstance(template, dict) else [template] if template else []
     )
     parameters = inspect.signature(type(tokenizer).apply_chat_template).parameters
     special = (*tokenizer.SPECIAL_TOKENS_ATTRIBUTES, *tokenizer.special_tokens_map)
-    return frozenset().union(*map(_read_by, templates)) - {
+    return frozenset().union(*map(_undeclared_variables, templates)) - {
         *parameters,
         *special,
         *_SET_BY_TRANSFORMERS,
     }
 
 
-def _set_by(tokenizer: "PreTrainedTokenizerBase", variables: str, model: str) -> dict[str, Any]:
-    """Raises: InvalidRequest when `variables` is no JSON object of scalars, or the template does not read one."""
+def _parse_variables(
+    tokenizer: "PreTrainedTokenizerBase", variables: str, model: str
+) -> dict[str, Any]:
+    """Raises: InvalidRequest when `variables` is not a JSON object of scalars, or the template does not read one."""
     try:
-        given = json.loads(variables)
-        json.dumps(
-            given, ensure_ascii=False
-        ).encode()  # no tokenizer takes half of a surrogate pair
+        values = json.loads(variables)
+        json.dumps(values, ensure_ascii=False).encode()  # tokenizers refuse half a surrogate pair
     except (ValueError, RecursionError):
-        given = None
-    if not isinstance(given, dict) or any(
-        isinstance(value, dict | list) for value in given.values()
+        values = None
+    if not isinstance(values, dict) or any(
+        isinstance(value, dict | list) for value in values.values()
     ):
         raise InvalidField("not a JSON object of texts, numbers, true, false and null", _VARIABLES)
-    if unknown := sorted(given.keys() - template_variables(tokenizer)):
+    if unknown := sorted(values.keys() - template_variables(tokenizer)):
         message = (
             f"the chat template of {model} has no variable {unknown[0]!r} that a request may set"
         )
         raise InvalidField(message, _VARIABLES, remedy="leave it out")
-    return given
+    return values
 
 
-def _offered(tools: str) -> list[dict[str, Any]]:
-    """Raises: InvalidRequest when `tools` is no JSON list in OpenAI's format."""
+def _parse_tools(tools: str) -> list[dict[str, Any]]:
+    """Raises: InvalidRequest when `tools` is not a JSON list in OpenAI's format."""
     try:
         offered = json.loads(tools)
         if isinstance(offered, list) and all(
@@ -140,7 +146,7 @@ def _offered(tools: str) -> list[dict[str, Any]]:
 
 @lru_cache(maxsize=8)
 def tools_flaw(tokenizer: "PreTrainedTokenizerBase", template: str) -> str:
-    """Why no tools can be offered by the tokenizer's `template`, rendered with and without one; empty if they can."""
+    """Return why the tokenizer's `template` cannot offer tools, after a trial; empty if it can."""
     parameters = {"type": "object", "properties": {}}
     tool = {
         "type": "function",
@@ -148,30 +154,30 @@ def tools_flaw(tokenizer: "PreTrainedTokenizerBase", template: str) -> str:
     }
     turns = [{"role": "user", "content": "A task."}]
     try:
-        bare, shown = (_applied(tokenizer, turns, {"tools": tools}) for tools in (None, [tool]))
+        bare, shown = (_apply(tokenizer, turns, {"tools": tools}) for tools in (None, [tool]))
     except Exception as error:  # templates may raise any error
         return f"refuses them: {error}"
     if shown == bare:
         return "does not show them"
-    return (
-        ""
-        if CALL in shown
-        else f"has another format of calls than {CALL}, which is the only one that is read"
-    )
+    if CALL not in shown:
+        return f"has another format of calls than {CALL}, which is the only one that is read"
+    return ""
 
 
-def _rendered(
+def _render_turns(
     tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message], options: dict[str, Any]
 ) -> tuple[str, Callable[[str], Any]]:
-    """The text, and the form of a call's arguments that the template takes: an object, as Hugging Face's documentation
-    has it, or their JSON text, as in OpenAI's format."""
+    """Return the text, and the function that converts a call's arguments to the form that the template accepts.
+
+    This is an object, as in Hugging Face's documentation, or JSON text, as in OpenAI's format.
+    """
     forms: list[Callable[[str], Any]] = (
         [_parse_arguments, str] if any(turn.tool_calls for turn in messages) else [str]
     )
     for arguments in forms:
         try:
             turns = [_turn(tokenizer, message, arguments) for message in messages]
-            return _applied(tokenizer, turns, options), arguments
+            return _apply(tokenizer, turns, options), arguments
         except Exception as error:  # templates may raise any error
             failure = error
     raise InvalidRequest(
@@ -180,14 +186,14 @@ def _rendered(
 
 
 def _parse_arguments(arguments: str) -> Any:
-    """Return the value of a call's arguments, or their text if it is not JSON: models make mistakes."""
+    """Return the value of a call's arguments, or their text if a model wrote invalid JSON."""
     try:
         return json.loads(arguments)
     except json.JSONDecodeError:
         return arguments
 
 
-def _applied(
+def _apply(
     tokenizer: "PreTrainedTokenizerBase", turns: list[dict[str, Any]], options: dict[str, Any]
 ) -> str:
     return str(
@@ -201,7 +207,7 @@ def _turn(
     arguments: Callable[[str], Any],
     is_marked: bool = False,
 ) -> dict[str, Any]:
-    """A message as templates expect it, with the fields it has; with marks, if wanted."""
+    """Return a message as templates expect it, without empty fields; `is_marked`: with `_MARK` in its content."""
     has_developer = "developer" in str(tokenizer.chat_template)
     role = "system" if message.role == "developer" and not has_developer else message.role
     turn: dict[str, Any] = {"role": role, "content": message.content}
@@ -220,7 +226,7 @@ def _turn(
 
 
 EARLIER_TURN = "semspec: an earlier turn"
-"""Stands for an assistant's turn in a rendered template, to find what the template writes after it."""
+"""Content of an assistant's turn, by which the text that a template writes after it is found."""
 
 
 def ids_after_turn(tokenizer: "PreTrainedTokenizerBase") -> list[int]:

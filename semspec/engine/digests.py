@@ -1,7 +1,4 @@
-"""SHA-256 digests of files, each computed once.
-
-A cache remembers the digests of large files by path, size, inode, mtime and ctime.
-"""
+"""SHA-256 digests of files. A cache keeps those of large files, by path, size, inode, mtime and ctime."""
 
 import hashlib
 import json
@@ -18,11 +15,11 @@ logger = logging.getLogger(__name__)
 LEAST_BYTES = 64 << 20
 """Smaller files are hashed each time, which takes a tenth of a second."""
 NUM_THREADS = 4
-"""Files hashed at a time; hashing releases the interpreter's lock."""
+"""Files hashed at once; hashing releases the interpreter's lock."""
 
 
 def cache_home() -> Path:
-    """The folder of semspec's caches: `$XDG_CACHE_HOME/semspec`, by default `~/.cache/semspec`.
+    """Return the folder of semspec's caches: `$XDG_CACHE_HOME/semspec`, by default `~/.cache/semspec`.
 
     Raises: RuntimeError for a user without a home folder.
     """
@@ -30,30 +27,30 @@ def cache_home() -> Path:
 
 
 def file_digests(paths: Sequence[Path]) -> list[str]:
-    """The SHA-256 of each file, from the cache where its size, inode and times are unchanged.
+    """Return the SHA-256 of each file, from the cache if its size, inode and times are unchanged. Raises: OSError.
 
-    A core hashes about 0.8 GB a second; a disk may be slower. Raises: OSError.
+    A core hashes about 0.8 GB a second; a disk may be slower.
     """
     with ThreadPoolExecutor(min(NUM_THREADS, os.cpu_count() or 1)) as threads:
         return list(threads.map(_file_digest, paths))
 
 
 def cache_folder() -> Path:
-    """Where digests are remembered: `digests` in `cache_home`."""
+    """Return the folder of the cache: `digests` in `cache_home`."""
     return cache_home() / "digests"
 
 
 def _file_digest(path: Path) -> str:
-    path = path.resolve()  # of the hub's cache, the blob
+    path = path.resolve()  # in the hub's cache, the blob
     identity, num_bytes = _identity(path), path.stat().st_size
     entry = _entry(path) if num_bytes >= LEAST_BYTES else None
-    if (remembered := _remembered(entry, identity)) is not None:
-        return remembered
+    if (cached := _read_entry(entry, identity)) is not None:
+        return cached
     if entry:
         logger.info("hashing %s, %.1f GB of weights", path, num_bytes / 1e9)
     digest = file_digest(path)
     if _identity(path) == identity:  # else it changed meanwhile
-        _remember(entry, [*identity, digest])
+        _write_entry(entry, [*identity, digest])
     return digest
 
 
@@ -62,17 +59,15 @@ def _identity(path: Path) -> list[object]:
 
 
 def _entry(path: Path) -> Path | None:
-    """The file that remembers the digest of `path`; None for a user without a home folder."""
+    """Return the cache's file for `path`; None for a user without a home folder."""
     try:
-        return (
-            cache_folder()
-            / f"{hashlib.sha256(str(path).encode(errors='surrogateescape')).hexdigest()[:32]}.json"
-        )
+        name = hashlib.sha256(str(path).encode(errors="surrogateescape")).hexdigest()[:32]
+        return cache_folder() / f"{name}.json"
     except RuntimeError:
         return None
 
 
-def _remembered(entry: Path | None, identity: list[object]) -> str | None:
+def _read_entry(entry: Path | None, identity: list[object]) -> str | None:
     try:
         *known, digest = read_json(entry) if entry else [None]
     except (OSError, ValueError, TypeError):
@@ -80,7 +75,7 @@ def _remembered(entry: Path | None, identity: list[object]) -> str | None:
     return digest if known == identity and isinstance(digest, str) else None
 
 
-def _remember(entry: Path | None, fields: list[object]) -> None:
+def _write_entry(entry: Path | None, fields: list[object]) -> None:
     if entry is None:
         return
     try:
@@ -89,5 +84,7 @@ def _remember(entry: Path | None, fields: list[object]) -> None:
             partial.write_text(json.dumps(fields))
     except OSError as error:
         logger.info(
-            "the digest of %s is not remembered, and computed again next time: %s", fields[0], error
+            "cannot cache the digest of %s, which will be computed again at the next start: %s",
+            fields[0],
+            error,
         )

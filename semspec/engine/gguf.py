@@ -1,7 +1,7 @@
-"""Checkpoints in GGUF files: configuration and tokenizer are written once into a folder of the cache.
+"""Checkpoints in GGUF files. Configuration and tokenizer are written once into a folder of the cache.
 
-The folder has the files that a checkpoint on the hub has, except weights. Weights are read from the GGUF file, which
-`gguf.json` names with its digest.
+The folder has the files of a checkpoint on the hub, except weights. Weights are read from the GGUF file, whose path and
+digest are in `gguf.json`.
 """
 
 import errno
@@ -30,15 +30,15 @@ logger = logging.getLogger(__name__)
 
 SUFFIX = ".gguf"
 LINK = "gguf.json"
-"""The file of a folder that names the GGUF file it was written for."""
+"""The file of a folder that names its GGUF file."""
 FORMAT = 1
-"""Of the folders; one that was written in another is written again."""
+"""Format of the folders; a folder of another format is written again."""
 ABANDONED_S = 3600.0
-"""After this time, a folder that was not completed is one of a process that has ended."""
+"""An incomplete folder of this age was left by a process that has ended."""
 SAFETENSORS = "give the model's safetensors checkpoint"
 
 ARCHITECTURES: Mapping[str, str] = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"}
-"""Class of the model by `general.architecture`."""
+"""Class of the model, by the value of `general.architecture`."""
 
 SIZES = {
     "hidden_size": "embedding_length",
@@ -47,14 +47,14 @@ SIZES = {
     "num_attention_heads": "attention.head_count",
     "max_position_embeddings": "context_length",
 }
-"""Keys of the metadata, behind the architecture's name, by the name in config.json."""
+"""Keys of the metadata after the architecture's name, by the name in config.json."""
 
-FOREIGN = {
+UNSUPPORTED = {
     "expert_count": "experts",
     "attention.sliding_window": "sliding windows",
     "rope.scaling.attn_factor": "a scaled attention",
 }
-"""Metadata of models that the architectures here do not compute."""
+"""Features that are not supported, by the metadata that shows them."""
 
 README = """\
 Configuration and tokenizer of {file}
@@ -66,23 +66,23 @@ The weights stay in that file. Remove this folder whenever you like; semspec wri
 
 
 def is_gguf(model: str) -> bool:
-    """Whether a model is named by a GGUF file, on this machine or in a repository of the hub."""
+    """Whether `model` is the name of a GGUF file, on this machine or in a repository of the hub."""
     return model.endswith(SUFFIX)
 
 
 def readable_name(model: str) -> str:
-    """The name of a model that is named by its GGUF file: that of the file, without folders and suffix."""
+    """Return the name of a GGUF file without folders and suffix, as the name of its model."""
     return re.split(r"[/:]", model)[-1].removesuffix(SUFFIX)
 
 
 def checkpoint_of(file: Path) -> Path:
-    """Return the folder with configuration and tokenizer of a GGUF file, after writing it if it is not in the cache.
+    """Return the folder with configuration and tokenizer of a GGUF file. Write it if it is not in the cache.
 
-    Raises: Mismatch in one line when the file cannot be served, or the folder cannot be written.
+    Raises: Mismatch when the file cannot be served, or the folder cannot be written.
     """
     file = file.absolute()
     header = read_header(file)
-    check_weights(file, header)
+    check_supported(file, header)
     parent = _cache_folder()
     try:
         [digest] = file_digests([file])
@@ -93,32 +93,30 @@ def checkpoint_of(file: Path) -> Path:
             "sha256": digest,
             "name": readable_name(str(file)),
         }
-        found = _read_link(folder)
-        if found is None:
+        existing = _read_link(folder)
+        if existing is None:
             _write_folder(
                 folder, _contents(file, header, digest, folder) | {LINK: json.dumps(link, indent=2)}
             )
-        elif found != link:  # the file has moved, or there are copies
+        elif existing != link:  # the file has moved, or there are copies
             with replacing(folder / LINK) as partial:
                 partial.write_text(json.dumps(link, indent=2))
     except OSError as error:
-        raise _write_refusal(file, parent, error) from error
+        raise _write_error(file, parent, error) from error
     return folder
 
 
 def weights_file(folder: str | Path) -> Path | None:
     """Return the GGUF file with the weights of a checkpoint's folder; None if the folder has weights of its own.
 
-    Raises: Mismatch when the file is not there any more.
+    Raises: Mismatch when the file no longer exists.
     """
     link = _read_link(Path(folder))
     if link is None:
         return None
     file = Path(link["file"])
     if not file.is_file():
-        raise Mismatch(
-            f"{file} is not there any more", remedy="put it back, or give the place where it is now"
-        )
+        raise Mismatch(f"{file} no longer exists", remedy="put it back, or give its new path")
     return file
 
 
@@ -128,8 +126,8 @@ def weights_digest(folder: str | Path) -> str | None:
     return None if link is None else str(link["sha256"])
 
 
-def check_weights(file: Path, header: Header) -> None:
-    """Raises: Mismatch when the file's model is of a kind that is not served, or a tensor's type cannot be read."""
+def check_supported(file: Path, header: Header) -> None:
+    """Raises: Mismatch when the file's model or a tensor's type is not supported."""
     architecture = header.metadata.get("general.architecture")
     if (
         header.metadata.get("general.type") in ("mmproj", "adapter", "imatrix")
@@ -145,14 +143,16 @@ def check_weights(file: Path, header: Header) -> None:
             f"{file} has the architecture {architecture!r}, but only {known} are read",
             remedy=SAFETENSORS,
         )
-    foreign = [
-        what for key, what in FOREIGN.items() if header.metadata.get(f"{architecture}.{key}")
+    unsupported = [
+        feature
+        for key, feature in UNSUPPORTED.items()
+        if header.metadata.get(f"{architecture}.{key}")
     ]
     if "rope_freqs.weight" in header.tensors:
-        foreign.append("rotary frequencies in a tensor")
-    if foreign:
+        unsupported.append("rotary frequencies in a tensor")
+    if unsupported:
         raise Mismatch(
-            f"{file} has {' and '.join(foreign)}, which are not read", remedy=SAFETENSORS
+            f"{file} has {' and '.join(unsupported)}, which are not read", remedy=SAFETENSORS
         )
     kinds = {tensor.type for tensor in header.tensors.values()}
     if unreadable := sorted(kind.name for kind in kinds if not _can_read(kind)):
@@ -190,11 +190,9 @@ def _contents(file: Path, header: Header, digest: str, folder: Path) -> dict[str
         "tokenizer_config.json": json.dumps(tokenizer.config(), indent=2, ensure_ascii=False),
         "README.txt": README.format(file=file, digest=digest, folder=folder),
     }
-    return (
-        contents
-        if tokenizer.template is None
-        else contents | {"chat_template.jinja": tokenizer.template}
-    )
+    if tokenizer.template is not None:
+        contents["chat_template.jinja"] = tokenizer.template
+    return contents
 
 
 def _config(file: Path, header: Header, num_tokens: int) -> dict[str, Any]:
@@ -252,12 +250,12 @@ def _is_positive(value: Any) -> bool:
 
 
 def _decimal(value: float) -> float:
-    """Return the shortest decimal number of a float32 value, which the file holds as a double: 1e-06."""
+    """Return the shortest decimal number with the same float32 value, such as 1e-06."""
     return float(str(np.float32(value)))
 
 
 def _cache_folder() -> Path:
-    """Raises: Mismatch for a user without a home folder."""
+    """Return the folder for the folders of GGUF files. Raises: Mismatch for a user without a home folder."""
     try:
         return cache_home() / "gguf"
     except RuntimeError as error:
@@ -267,23 +265,22 @@ def _cache_folder() -> Path:
 
 
 def _read_link(folder: Path) -> dict[str, Any] | None:
-    """Return the contents of `gguf.json`; None if the folder has none that is whole and of `FORMAT`."""
+    """Return the contents of `gguf.json`; None if it is missing, damaged or of another format."""
     try:
         link = read_json(folder / LINK)
     except (OSError, ValueError):
         return None
     if not isinstance(link, dict) or link.get("format") != FORMAT:
         return None
-    return (
-        link if all(isinstance(link.get(key), str) for key in ("file", "sha256", "name")) else None
-    )
+    is_valid = all(isinstance(link.get(key), str) for key in ("file", "sha256", "name"))
+    return link if is_valid else None
 
 
 def _write_folder(folder: Path, contents: Mapping[str, str]) -> None:
-    """Write a folder at once: it is complete or not there. Another process may write the same. Raises: OSError."""
+    """Write a folder atomically; another process may write the same one. Raises: OSError."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     _remove_abandoned(folder.parent)
-    logger.info("writing configuration and tokenizer of a GGUF file into %s", folder)
+    logger.info("writing the configuration and tokenizer of a GGUF file to %s", folder)
     partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         for name, text in contents.items():
@@ -291,7 +288,7 @@ def _write_folder(folder: Path, contents: Mapping[str, str]) -> None:
         if folder.exists() and _read_link(folder) is None:  # damaged, or of another format
             folder.rename(partial / "replaced")
             shutil.rmtree(partial / "replaced")
-        partial.chmod(0o755)  # as other folders of a cache; mkdtemp makes it private
+        partial.chmod(0o755)  # like other folders of a cache; mkdtemp creates a private one
         partial.rename(folder)
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
@@ -301,14 +298,14 @@ def _write_folder(folder: Path, contents: Mapping[str, str]) -> None:
 
 
 def _remove_abandoned(parent: Path) -> None:
-    """Remove folders that processes were writing when they were killed."""
+    """Remove incomplete folders of processes that were killed."""
     for partial in parent.glob(".*"):
         with suppress(OSError):
             if time.time() - partial.stat().st_mtime > ABANDONED_S:
                 shutil.rmtree(partial)
 
 
-def _write_refusal(file: Path, parent: Path, error: OSError) -> Mismatch:
+def _write_error(file: Path, parent: Path, error: OSError) -> Mismatch:
     if error.errno == errno.ENOSPC:
         remedy = "make room, or set XDG_CACHE_HOME to a folder on a larger disk"
         return Mismatch(

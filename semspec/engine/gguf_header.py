@@ -1,7 +1,7 @@
-"""The header of a GGUF file: its metadata, and where each tensor lies.
+"""The header of a GGUF file: its metadata, and the position of each tensor.
 
-The reader of the package `gguf` makes a NumPy view for each of the tokens, which takes many seconds at every start
-instead of a fraction of one, and ends with errors of NumPy where a file is cut.
+The reader of the package `gguf` creates a NumPy view for each token of the vocabulary, which takes many seconds at
+every start, and raises errors of NumPy for a truncated file.
 """
 
 import mmap
@@ -34,7 +34,7 @@ FORMATS = {
 """Value types of fixed size, as `struct` names them; all are little-endian."""
 MAX_DIMENSIONS = 4
 ALIGNMENT = 32
-"""Bytes to which tensors are aligned in a file that does not say it."""
+"""Alignment of tensors, in bytes, in a file that does not state it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +46,16 @@ class TensorInfo:
     """Outermost dimension first, as in PyTorch."""
     type: GGMLQuantizationType
     start: int
-    """Its first byte, counted from the beginning of the file."""
+    """Offset of its first byte in the file."""
     num_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a GGUF file says of itself."""
+    """Metadata and tensors of a GGUF file."""
 
     metadata: dict[str, Any]
-    """Numbers, texts and lists by key."""
+    """Numbers, texts and lists, by key."""
     tensors: dict[str, TensorInfo]
     """By name."""
 
@@ -65,7 +65,7 @@ class Header:
 
 
 def read_header(file: Path) -> Header:
-    """Read the header of a GGUF file. Raises: Mismatch in one line when it is not one, is cut or cannot be read."""
+    """Read the header of a GGUF file. Raises: Mismatch when it is not one, is truncated or cannot be read."""
     try:
         num_bytes = file.stat().st_size
         with file.open("rb") as opened:
@@ -120,8 +120,8 @@ class _Reader:
         described = [self._tensor() for _ in range(num_tensors)]
         first = -(-self._position // alignment) * alignment
         tensors = {
-            name: TensorInfo(name, shape, kind, first + at, size)
-            for name, shape, kind, at, size in described
+            name: TensorInfo(name, shape, kind, first + offset, size)
+            for name, shape, kind, offset, size in described
         }
         end = max((tensor.start + tensor.num_bytes for tensor in tensors.values()), default=0)
         if end > self._num_bytes:
@@ -160,8 +160,8 @@ class _Reader:
         if kind == STRING:
             return [self._text() for _ in range(length)]
         form = self._format(kind)
-        place = self._take(length * struct.calcsize(f"<{form}"))
-        return [*struct.unpack_from(f"<{length}{form}", self._content, place)]
+        start = self._take(length * struct.calcsize(f"<{form}"))
+        return [*struct.unpack_from(f"<{length}{form}", self._content, start)]
 
     def _format(self, kind: int) -> str:
         if (form := FORMATS.get(kind)) is None:
@@ -176,15 +176,15 @@ class _Reader:
 
     def _text(self) -> str:
         length = self._number("Q")
-        place = self._take(length)
-        return self._content[place : place + length].decode()
+        start = self._take(length)
+        return self._content[start : start + length].decode()
 
     def _take(self, length: int) -> int:
-        """Return the position, and go on by `length` bytes."""
-        place, self._position = self._position, self._position + length
+        """Return the current position, and advance by `length` bytes."""
+        start, self._position = self._position, self._position + length
         if self._position > self._num_bytes:
             self._refuse("is cut: it ends inside its header", "fetch it again")
-        return place
+        return start
 
     def _refuse(self, reason: str, remedy: str) -> NoReturn:
         raise Mismatch(f"{self._file} {reason}", remedy=remedy)

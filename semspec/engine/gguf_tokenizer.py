@@ -1,9 +1,8 @@
 """The tokenizer of a GGUF file, in the form of tokenizer.json.
 
-A GGUF file has the tokens, their types and the merges, and the name of a pre-tokenizer instead of its rules.
-transformers knows the rules of some names and takes GPT-2's for the others, which divides numbers and texts otherwise
-than the model learnt them. Here each name has the rules of its models' published tokenizer.json, and other names are
-refused.
+A GGUF file has the tokens, their types, the merges, and the name of a pre-tokenizer, but not its rules. transformers
+knows the rules of some names and uses GPT-2's for others, which splits numbers and text in another way than in the
+model's training. Here, each name has the rules of its models' published tokenizer.json; other names are refused.
 """
 
 from collections.abc import Mapping
@@ -24,7 +23,7 @@ from tokenizers import (
 from semspec.errors import Mismatch
 
 CONTROL, USER_DEFINED, UNUSED = 3, 4, 5
-"""Types of tokens: special, added without being special, and padding of the vocabulary."""
+"""Types of tokens: special, added but not special, and padding of the vocabulary."""
 
 _SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s"
@@ -35,28 +34,28 @@ QWEN2_SPLIT, LLAMA3_SPLIT = _SPLIT % "", _SPLIT % "{1,3}"
 END_TOKENS = frozenset(
     {"<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>"}
 )
-"""Special tokens that end a turn or a text, whether or not the file names them so."""
+"""Special tokens that end a turn or a text, even if the file does not name them as such."""
 
 OTHER_FILE = "give a newer GGUF file of the model, or its safetensors checkpoint"
 
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """The rules by which a text is divided before its tokens are merged."""
+    """The rules that split a text before tokens are merged."""
 
     split: str = ""
-    """Regular expression of the parts; empty: GPT-2's."""
+    """Regular expression of the parts; empty: that of GPT-2."""
     is_by_digit: bool = False
-    """Whether each digit is a part of its own."""
+    """Whether each digit is a separate part."""
     is_normalized: bool = False
-    """Whether the text is brought into Unicode's form NFC."""
+    """Whether the text is normalised to NFC."""
     keeps_whole_tokens: bool = False
-    """Whether a part that is a token is not merged from its bytes."""
+    """Whether a part that is a token stays whole, instead of being merged from its bytes."""
     adds_bos: bool = False
-    """Whether a text begins with the beginning-of-sequence token if the file does not say it."""
+    """Whether a text begins with the beginning-of-sequence token, if the file does not state it."""
 
     def build(self) -> pre_tokenizers.PreTokenizer:
-        """Return the rules as a pre-tokenizer that writes bytes as characters."""
+        """Return a byte-level pre-tokenizer with these rules."""
         if self.split:
             split = pre_tokenizers.Split(Regex(self.split), "isolated")
             return pre_tokenizers.Sequence(
@@ -78,19 +77,19 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
     "smollm": PreTokenizer(is_by_digit=True),
     "gpt-2": PreTokenizer(),
 }
-"""By the name that `tokenizer.ggml.pre` gives."""
+"""Rules by the value of `tokenizer.ggml.pre`."""
 
 
 @dataclass(frozen=True, slots=True)
 class GgufTokenizer:
-    """What the metadata of a GGUF file say of its tokenizer."""
+    """The tokenizer in the metadata of a GGUF file."""
 
     name: str
-    """Of the file, for messages."""
+    """Name of the file, for messages."""
     metadata: Mapping[str, Any]
 
     def build(self) -> Tokenizer:
-        """Build the tokenizer. Raises: Mismatch when the file has none, or one of another kind."""
+        """Build the tokenizer. Raises: Mismatch when the file has none, or one of an unsupported kind."""
         tokens, rules = self.tokens, self._rules
         merges = self._list("merges")
         pairs = [
@@ -127,7 +126,7 @@ class GgufTokenizer:
 
     @property
     def tokens(self) -> list[str]:
-        """Raises: Mismatch when the file has none."""
+        """The tokens by id. Raises: Mismatch when the file has none."""
         return self._list("tokens")
 
     @property
@@ -140,10 +139,10 @@ class GgufTokenizer:
         return bool(self.metadata.get("tokenizer.ggml.add_bos_token", self._rules.adds_bos))
 
     def config(self) -> dict[str, Any]:
-        """tokenizer_config.json: names of special tokens, without the chat template.
+        """Return tokenizer_config.json: special tokens, without the chat template.
 
-        A beginning-of-sequence token that neither begins a text nor is named in the chat template is left out, as it is
-        in the published configuration of such models.
+        A beginning-of-sequence token that neither begins a text nor is used in the chat template is left out, as in the
+        published configuration of such models.
         """
         uses_bos = self.adds_bos or "bos_token" in (self.template or "")
         kinds = {"eos": "eos", "unk": "unknown", "pad": "padding"} | (
@@ -157,7 +156,7 @@ class GgufTokenizer:
         }
 
     def end_ids(self) -> list[int]:
-        """The ids that end a turn or a text: those that the file names, the first of them first, and `END_TOKENS`."""
+        """Return the ids that end a turn or a text: those that the file names, in their order, then `END_TOKENS`."""
         named = [id for kind in ("eos", "eot", "eom") if (id := self._id(kind)) is not None]
         types = self._types
         known = [
@@ -168,7 +167,7 @@ class GgufTokenizer:
         return list(dict.fromkeys([*named, *known]))
 
     def token(self, kind: str) -> str | None:
-        """The special token of a kind such as `eos`; None if the file names none."""
+        """Return the special token of a kind such as `eos`; None if the file names none."""
         id = self._id(kind)
         return None if id is None else self.tokens[id]
 
@@ -176,7 +175,7 @@ class GgufTokenizer:
         id = self.metadata.get(f"tokenizer.ggml.{kind}_token_id")
         if id is not None and not (type(id) is int and 0 <= id < len(self.tokens)):
             raise self._refusal(
-                f"names {id!r} as its {kind} token, which it does not have", "fetch it again"
+                f"names the id {id!r} as its {kind} token, but has no such token", "fetch it again"
             )
         return id
 

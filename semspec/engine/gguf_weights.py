@@ -1,4 +1,4 @@
-"""Weights of a GGUF file: as floating point, or as the integers, scales and offsets that the file holds.
+"""Weights of a GGUF file: as floating point, or as the integers, scales and offsets in the file.
 
 Block formats: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md and `gguf.quants`, which dequantises them.
 """
@@ -40,18 +40,18 @@ NAMES = {
 }
 """Names of modules in GGUF files, and in transformers' Llama and Qwen2 models."""
 BLOCKS_AT_ONCE = 1024
-"""Blocks that are unpacked in one step, so that intermediate arrays fit into a processor's cache."""
+"""Blocks that are unpacked in one step; their intermediate arrays fit into a processor's cache."""
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
-    """A matrix `[rows, columns]` as small integers: `scale * (code - zero) + offset`, the latter two by group.
+class PackedMatrix:
+    """A matrix `[rows, columns]` of small integers. Its values are `scale * (code - zero) + offset`.
 
-    The zero is 8 for four bits and 128 for eight.
+    Scale and offset are those of a group of columns; the zero is 8 for four bits and 128 for eight.
     """
 
     codes: Codes
-    """`[rows, groups, group_size * bits / 8]`; of two codes in a byte, the first has the low bits."""
+    """`[rows, groups, group_size * bits / 8]`; the first of two codes in a byte has the low bits."""
     scales: Floats
     """`[rows, groups]`."""
     offsets: Floats | None
@@ -95,7 +95,7 @@ class GgufTensor:
         """Whether `packed` supports the type."""
         return self.type in _UNPACKERS
 
-    def packed(self) -> Packed:
+    def packed(self) -> PackedMatrix:
         """Return the integers, scales and offsets of a matrix."""
         rows, (block_size, block_bytes) = len(self.raw), GGML_QUANT_SIZES[self.type]
         blocks = self.raw.reshape(-1, block_bytes)
@@ -104,7 +104,7 @@ class GgufTensor:
         codes, scales = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
         offsets = [part[2] for part in parts if part[2] is not None]
         bits, group_size = parts[0][3], block_size // (scales.size // len(blocks))
-        return Packed(
+        return PackedMatrix(
             codes.reshape(rows, -1, group_size * bits // 8),
             scales.reshape(rows, -1),
             np.concatenate(offsets).reshape(rows, -1) if offsets else None,
@@ -119,11 +119,10 @@ def map_file(file: Path) -> mmap:
 
 
 def read_tensors(file: Path, mapped: mmap, config: PretrainedConfig) -> dict[str, GgufTensor]:
-    """Return the tensors of a Llama or Qwen2 model in `file`, by the names that transformers gives them.
+    """Return the tensors of a Llama or Qwen2 model in `file`, by their names in transformers.
 
-    `mapped` is the result of `map_file`.
-
-    llama.cpp orders the rows of a Llama model's queries and keys in another way; here they are in transformers' order.
+    `mapped`: the result of `map_file`. The rows of a Llama model's queries and keys, which llama.cpp orders in another
+    way, are in transformers' order.
 
     Raises: Mismatch when the file cannot be read, or has a tensor that these models lack.
     """
@@ -141,7 +140,7 @@ def read_tensors(file: Path, mapped: mmap, config: PretrainedConfig) -> dict[str
 
 
 def read_tensor(file: Path, gguf_name: str) -> GgufTensor | None:
-    """Return one tensor of `file` by its name there; None if it has none. Raises: Mismatch as `read_tensors`."""
+    """Return one tensor by its name in `file`; None if there is none. Raises: Mismatch when the file cannot be read."""
     if (info := read_header(file).tensors.get(gguf_name)) is None:
         return None
     return GgufTensor(info.type, _rows(map_file(file), info), info.shape)
@@ -153,7 +152,7 @@ def _rows(mapped: mmap, info: TensorInfo) -> Codes:
 
 
 def _in_halves(rows: Codes, num_heads: int) -> Codes:
-    """Return the rows of each head in halves that are rotated together, instead of in pairs."""
+    """Reorder the rows of each head from pairs that are rotated together to halves."""
     pairs: Codes = rows.reshape(num_heads, -1, 2, rows.shape[1])
     return pairs.swapaxes(1, 2).reshape(rows.shape)
 
@@ -185,7 +184,7 @@ def _float16(blocks: Codes) -> Floats:
 
 
 def _nibbles(packed: Codes, size: int) -> Codes:
-    """Return the low four bits of `size` bytes, then their high ones, and so on."""
+    """Return the low four bits of `size` bytes, then their high four bits, then those of the next `size` bytes."""
     pairs = packed.reshape(len(packed), -1, 1, size) >> np.array([0, 4], np.uint8).reshape(
         1, 1, 2, 1
     )
@@ -201,7 +200,7 @@ def _pairs_of_nibbles(packed: Codes, size: int) -> Codes:
 
 
 def _bits(packed: Codes, size: int, shifts: range, mask: int) -> Codes:
-    """Return the bits at each shift of `size` bytes, then of the next ones."""
+    """Return the bits at each shift of `size` bytes, then those of the next `size` bytes."""
     steps = np.array(shifts, np.uint8).reshape(1, 1, -1, 1)
     return ((packed.reshape(len(packed), -1, 1, size) >> steps) & np.uint8(mask)).reshape(
         len(packed), -1
@@ -209,7 +208,7 @@ def _bits(packed: Codes, size: int, shifts: range, mask: int) -> Codes:
 
 
 def _fifth_bits(packed: Codes) -> Codes:
-    """Return 32 bits of four bytes, shifted to the place above a nibble."""
+    """Return the 32 bits of four bytes, each shifted to the position above a nibble."""
     return np.unpackbits(np.ascontiguousarray(packed), axis=1, bitorder="little") << np.uint8(4)
 
 
@@ -237,7 +236,7 @@ def _q8_0(blocks: Codes) -> Unpacked:
 
 
 def _scales_and_minima(blocks: Codes) -> tuple[Floats, Floats]:
-    """Return those of the eight groups of a Q4_K or Q5_K block."""
+    """Return scales and minima of the eight groups of a Q4_K or Q5_K block."""
     scales, minima = Q4_K.get_scale_min(np.ascontiguousarray(blocks[:, 4:16]))
     return _float16(blocks[:, :2]) * scales, -_float16(blocks[:, 2:4]) * minima
 

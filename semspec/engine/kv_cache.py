@@ -1,4 +1,4 @@
-"""Keys and values of sequences. Buffers of equal capacity lie side by side, so that one kernel serves several."""
+"""Keys and values of sequences. Buffers of equal capacity are adjacent, so that one kernel call serves several."""
 
 import heapq
 from collections.abc import Iterator, Sequence
@@ -14,13 +14,13 @@ FIRST_CAPACITY = 256
 """Initial capacity of a buffer in tokens; it doubles when full."""
 
 SLAB_BYTES = 128 << 20
-"""Size of a slab, unless one buffer is larger. On a CPU, memory that was never written is not occupied."""
+"""Size of a slab, unless one buffer is larger. On a CPU, pages that were never written take no memory."""
 MAX_SLOTS = 16
 """Maximum number of buffers in a slab."""
 
 
 class DynamicKV:
-    """For models run by transformers: tensors that grow by concatenation."""
+    """Keys and values for models that transformers runs: tensors that grow by concatenation."""
 
     def __init__(self) -> None:
         self.cache = DynamicCache()
@@ -38,8 +38,10 @@ class DynamicKV:
         )
 
     def growth_bytes(self, num_tokens: int) -> int:
-        """Bytes by which `nbytes` grows when the sequence grows to `num_tokens` tokens: as many a token as so far; 0
-        for the first tokens, whose size is not known before they are fed."""
+        """Estimate by how much `nbytes` grows when the sequence grows to `num_tokens` tokens.
+
+        Each token takes as much as those so far; the estimate for the first tokens is 0.
+        """
         return self.nbytes * max(0, num_tokens - self.num_tokens) // max(1, self.num_tokens)
 
     def crop(self, num_tokens: int) -> None:
@@ -53,7 +55,7 @@ class DynamicKV:
         self.cache = DynamicCache()
 
     def copy(self, num_tokens: int) -> "DynamicKV":
-        """A copy of the first `num_tokens` tokens."""
+        """Return a copy of the first `num_tokens` tokens."""
         duplicate = DynamicKV()
         for index, pair in enumerate(self.per_layer()):
             keys, values = (tensor[:, :, :num_tokens].clone() for tensor in pair)
@@ -61,7 +63,7 @@ class DynamicKV:
         return duplicate
 
     def per_layer(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Keys and values of each layer, `[1, num_kv_heads, num_tokens, head_dim]`: read-only views."""
+        """Return keys and values of each layer, `[1, num_kv_heads, num_tokens, head_dim]`: read-only views."""
         return ((layer.keys, layer.values) for layer in self.cache.layers if layer.is_initialized)
 
 
@@ -75,38 +77,37 @@ class Layout:
     dtype: torch.dtype
     device: torch.device
     window: int
-    """Number of tokens above which a buffer gets no spare capacity."""
+    """Number of tokens above which a buffer has no spare capacity."""
 
     def capacity(self, num_tokens: int) -> int:
-        """Capacity to allocate for `num_tokens` tokens."""
+        """Return the capacity to allocate for `num_tokens` tokens."""
         capacity = FIRST_CAPACITY
         while capacity < num_tokens:
             capacity *= 2
         return max(num_tokens, min(capacity, self.window))
 
     def shape(self, capacity: int, num_slots: int = 1) -> tuple[int, ...]:
-        """`[num_layers, 2, num_slots, num_kv_heads, capacity, head_dim]`, keys before values."""
+        """Return `[num_layers, 2, num_slots, num_kv_heads, capacity, head_dim]`; keys come before values."""
         return self.num_layers, 2, num_slots, self.num_kv_heads, capacity, self.head_dim
 
     def num_bytes(self, capacity: int) -> int:
-        """Bytes of a buffer."""
+        """Return the size of a buffer in bytes."""
         return (
             2 * self.num_layers * self.num_kv_heads * capacity * self.head_dim * self.dtype.itemsize
         )
 
     def zeros(self, capacity: int, num_slots: int) -> Tensor:
-        """Finite values everywhere: positions after a sequence's end are masked, but that does not remove a NaN."""
+        """Allocate buffers of finite values: a NaN after a sequence's end would not be removed by the mask."""
         shape = self.shape(capacity, num_slots)
         if self.device.type != "cpu":
             return torch.zeros(shape, dtype=self.dtype, device=self.device)
-        untouched = np.zeros(
-            num_slots * self.num_bytes(capacity), np.uint8
-        )  # by calloc, unlike torch's zeros
+        # By calloc, unlike torch.zeros, so that its pages take no memory yet.
+        untouched = np.zeros(num_slots * self.num_bytes(capacity), np.uint8)
         return torch.from_numpy(untouched).view(self.dtype).view(shape)
 
 
 class Slab:
-    """Buffers of one capacity in one tensor, `Layout.shape`."""
+    """Buffers of equal capacity in one tensor, of `Layout.shape`."""
 
     @torch.inference_mode(False)  # else it could not be written to outside inference mode
     def __init__(self, layout: Layout, capacity: int) -> None:
@@ -114,22 +115,24 @@ class Slab:
         self.num_slots = max(1, min(MAX_SLOTS, SLAB_BYTES // layout.num_bytes(capacity)))
         self.tensor = layout.zeros(capacity, self.num_slots)
         self.rows = self.tensor.view(layout.num_layers, -1, layout.head_dim).unbind()
-        """Each layer's vectors, `[2 * num_slots * num_kv_heads * capacity, head_dim]`."""
+        """The vectors of each layer, `[2 * num_slots * num_kv_heads * capacity, head_dim]`."""
         self._starts = capacity * torch.arange(2 * self.num_slots * layout.num_kv_heads).view(
             2, self.num_slots, -1
         )
         self.free = list(range(self.num_slots))
 
     def row_numbers(self, first_slot: int, positions: Tensor) -> Tensor:
-        """Indices in `rows` of the token at `positions[i]` of slot `first_slot + i`: `[2 * num_positions *
-        num_kv_heads]`, keys before values."""
+        """Return the indices in `rows` of the tokens at `positions[i]` of slots `first_slot + i`.
+
+        Shape: `[2 * num_positions * num_kv_heads]`, keys before values.
+        """
         return (
             self._starts[:, first_slot : first_slot + len(positions)] + positions[:, None]
         ).flatten()
 
 
 class Slabs:
-    """Takes slots from slabs, the lowest first, so that sequences lie densely. Not thread-safe."""
+    """Allocates slots in slabs, the lowest first, so that sequences are adjacent. Not thread-safe."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
@@ -137,7 +140,7 @@ class Slabs:
         self._by_capacity: dict[int, list[Slab]] = {}
 
     def take(self, capacity: int) -> tuple[Slab, int]:
-        """A slab and the number of a free slot in it."""
+        """Allocate a slot. Return its slab and its number."""
         slabs = self._by_capacity.setdefault(capacity, [])
         slab = next((slab for slab in slabs if slab.free), None)
         if slab is None:
@@ -146,7 +149,7 @@ class Slabs:
         return slab, heapq.heappop(slab.free)
 
     def give(self, slab: Slab, slot: int) -> None:
-        """Free a slot. Of each capacity, at most one slab without a sequence is kept, and none of a single buffer."""
+        """Free a slot. At most one unused slab of each capacity is kept, and none of a single slot."""
         heapq.heappush(slab.free, slot)
         slabs = self._by_capacity[slab.capacity]
         is_kept = slab.num_slots > 1 and not any(
@@ -157,7 +160,7 @@ class Slabs:
 
 
 class BufferKV:
-    """For models run by `Decoder`, like `DynamicKV`: a slot written in place, so that `crop` only sets a length."""
+    """Like `DynamicKV`, for models that `Decoder` runs: a slot, written in place, so that `crop` only sets a length."""
 
     def __init__(self, slabs: Slabs) -> None:
         self.num_tokens, self._slabs = 0, slabs
@@ -169,7 +172,7 @@ class BufferKV:
 
     @property
     def capacity(self) -> int:
-        slab = self.slab  # which another thread may release, when metrics are read
+        slab = self.slab  # another thread may release it while this one reads metrics
         return slab.capacity if slab else 0
 
     @property
@@ -211,7 +214,7 @@ class BufferKV:
         self.slab, self.slot, self._buffer = slab, slot, slab.tensor.narrow(2, slot, 1)
 
     def stretch(self, start: int, end: int) -> Tensor:
-        """A writable view of tokens `start` to `end`; shape: see `Layout.shape`."""
+        """Return a writable view of tokens `start` to `end`; shape: see `Layout.shape`."""
         return self._buffer.narrow(4, start, end - start)
 
     def _release(self) -> None:
@@ -227,12 +230,12 @@ K = TypeVar("K", bound=KV, covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Chunk(Generic[K]):
-    """Tokens to feed after those in `kv`, and what of the result is wanted."""
+    """Tokens to feed after those in `kv`, and the results that are wanted."""
 
     tokens: Sequence[int]
     kv: K
     num_rows: int = 1
-    """Logits of so many last positions."""
+    """Number of the last positions whose logits are wanted."""
     want_states: bool = False
 
     @property
@@ -242,10 +245,10 @@ class Chunk(Generic[K]):
 
     @property
     def is_single(self) -> bool:
-        """Whether it is one token, which attends to all tokens before it."""
+        """Whether there is only one token, whose attention needs no mask."""
         return len(self.tokens) == 1
 
     @property
     def positions(self) -> range:
-        """Of each token in its sequence."""
+        """The position of each token in its sequence."""
         return range(self.kv.num_tokens, self.end)

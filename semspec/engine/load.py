@@ -1,4 +1,4 @@
-"""Loading of a service's engine: ours, or vLLM."""
+"""Loads the engine of a service: `TorchEngine` or `VllmEngine`."""
 
 import logging
 from collections.abc import Callable
@@ -10,9 +10,7 @@ from semspec.types import Writer
 if TYPE_CHECKING:
     from semspec.engine.causal_lm import EngineName
     from semspec.engine.local import LocalEngine
-    from semspec.engine.settings import (
-        ModelSettings,
-    )  # needs pydantic, which is optional for users of an engine alone
+    from semspec.engine.settings import ModelSettings  # with pydantic, which an engine alone lacks
 
 OPTIONS = {
     "revision",
@@ -23,15 +21,14 @@ OPTIONS = {
     "kv_bytes",
     "max_context_tokens",
 }
-"""Settings that our engine takes as they are."""
+"""Settings that are parameters of `TorchEngine.load`."""
 
 LoadModel = Callable[["ModelSettings", Writer], "LocalEngine"]
-"""`load_engine`, or what takes its place."""
+"""Type of `load_engine`, for tests that replace it."""
 
 
-def chosen_engine(settings: "ModelSettings") -> "EngineName | Literal['vllm']":
-    """The engine of `settings`; for auto on the device cuda it is vLLM, if that is installed and can serve the model:
-    it cannot serve a GGUF file."""
+def choose_engine(settings: "ModelSettings") -> "EngineName | Literal['vllm']":
+    """Return the engine of `settings`. "auto" on the device cuda is vLLM if it is installed; not for a GGUF file."""
     if (
         settings.engine == "auto"
         and settings.device.startswith("cuda")
@@ -40,32 +37,30 @@ def chosen_engine(settings: "ModelSettings") -> "EngineName | Literal['vllm']":
         if find_spec("vllm"):
             return "vllm"
         logging.getLogger(__name__).warning(
-            "vLLM is not installed: our engine serves; long contexts need vLLM"
+            "vLLM is not installed: serving without it; long contexts need vLLM"
         )
     return settings.engine
 
 
 def load_engine(settings: "ModelSettings", writer: Writer) -> "LocalEngine":
     """Load the model of `settings`. Raises: Mismatch when it cannot be served."""
-    if (engine := chosen_engine(settings)) == "vllm":
+    if (engine := choose_engine(settings)) == "vllm":
         from semspec.engine.vllm.engine import load_vllm
 
         return load_vllm(settings, writer)
-    from semspec.engine.checkpoint import (
-        loading,
-        model_fingerprint,
-    )  # slow, deferred until health checks are answered
+    # Slow imports, deferred until health checks are answered.
+    from semspec.engine.checkpoint import loading, model_fingerprint
     from semspec.engine.numeric_form import resolve_form
-    from semspec.engine.transformers_engine import TransformersEngine
+    from semspec.engine.torch_engine import TorchEngine
     from semspec.release import check_model
 
-    if settings.pair:  # before weights take memory
+    if settings.pair:  # checked before the weights take memory
         with loading(settings.model, settings.revision) as folder:
             form = resolve_form(
                 settings.model, folder, settings.device, settings.dtype, settings.threads
             )
             check_model(settings, writer, model_fingerprint(folder, form))
     options = settings.model_dump(include=OPTIONS)
-    return TransformersEngine.load(
+    return TorchEngine.load(
         settings.model, writer=writer, engine=engine, probes=settings.pair, **options
     )

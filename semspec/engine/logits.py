@@ -1,5 +1,7 @@
-"""Results computed from logits and states: tokens drawn with given uniform numbers, so that any draw can be replayed;
-pooled states, surprisal statistics and log-probabilities."""
+"""Tokens, surprisal statistics and log-probabilities from logits.
+
+Tokens are drawn with uniform numbers that derive from the request's seed, so that any draw can be replayed.
+"""
 
 from collections.abc import Sequence
 from math import isfinite
@@ -11,10 +13,10 @@ from semspec.engine.tokenization import ModelTokenizer
 from semspec.types import SamplingParams, SegmentScore, States, TokenLogprob, uniform
 
 LARGEST_DRAW = 1 - 2**-23
-"""Upper limit of a draw: its fp32 product with a total stays below the total, so no token of weight 0 is drawn."""
+"""Upper limit of a uniform number: its fp32 product with a total is below the total, so weight 0 is never drawn."""
 
 NUM_SORTED = 512
-"""Likeliest tokens that top-p sorts first; they nearly always have the share that it keeps."""
+"""Number of most probable tokens that top-p sorts first; they nearly always reach the probability that it keeps."""
 
 SURPRISING = -3.0
 """A token less probable than e^-3 (5%) counts as surprising."""
@@ -23,12 +25,12 @@ SURPRISING = -3.0
 def draw_token(
     logits: Tensor, sampling: SamplingParams, position: int, ended: ModelTokenizer | None = None
 ) -> int:
-    """The token at `position` of a context; `logits`: `[vocab_size]`.
+    """Draw the token at `position` of a context; `logits`: `[vocab_size]`.
 
-    `ended`: the model's tokenizer if a token drawn to look ahead ended a sentence before `position`; the token then
-    begins with white space. The model and the random stream that wrote the sentence draw the token of the look-ahead
-    again. Those of another may draw a token that continues the sentence (3. and 5); it is then drawn again, among the
-    tokens that begin with white space. So the token has the model's distribution, given that the sentence has ended.
+    `ended`: the model's tokenizer if a look-ahead token ended a sentence before `position`; the token drawn here then
+    begins with white space. The model and random stream that wrote the sentence draw the look-ahead token again. Others
+    may draw a token that continues the sentence (a 5 after "3."); it is then drawn again, among the tokens that begin
+    with white space. So the token has the model's distribution, given that the sentence has ended.
     """
     [token] = draw_each(logits[None], [sampling], [position])
     if ended is None or ended.begins_with_space(token):
@@ -42,29 +44,32 @@ def draw_token(
 def draw_each(
     logits: Tensor, samplings: Sequence[SamplingParams], positions: Sequence[int]
 ) -> list[int]:
-    """The token that `draw_token` draws from each row, with `samplings[i]` at `positions[i]`; `logits`: `[num_rows,
-    vocab_size]`. Rows with equal parameters are drawn together."""
+    """Draw a token from each row of `logits` `[num_rows, vocab_size]`, with `samplings[i]` at `positions[i]`.
+
+    Rows with equal parameters are drawn together.
+    """
     groups: dict[tuple[float, float, int, float], list[int]] = {}
     for row, sampling in enumerate(samplings):
         key = (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p)
         groups.setdefault(key, []).append(row)
     drawn = [0] * len(samplings)
     for rows in groups.values():
-        own, sampling = logits if len(groups) == 1 else logits[rows], samplings[rows[0]]
+        part, sampling = logits if len(groups) == 1 else logits[rows], samplings[rows[0]]
         if sampling.temperature == 0:
-            tokens = own.argmax(-1).tolist()
+            tokens = part.argmax(-1).tolist()
         else:
             draws = [uniform(samplings[row].seed, "token", positions[row]) for row in rows]
-            tokens = pick(filtered(own, sampling), draws)
+            tokens = pick(filtered(part, sampling), draws)
         for row, token in zip(rows, tokens, strict=True):
             drawn[row] = token
     return drawn
 
 
 def after_end(tokenizer: ModelTokenizer, logits: Tensor, sampling: SamplingParams) -> Tensor:
-    """Probabilities `[vocab_size]` of the first token after an ended sentence, from `logits` `[vocab_size]`.
+    """Return probabilities `[vocab_size]` of the first token after an ended sentence, from `logits` `[vocab_size]`.
 
-    Those of `renormalised`, restricted to tokens that begin with white space; if there are none, 1 for the likeliest.
+    They are those of `renormalised`, restricted to tokens that begin with white space. If none of these has a
+    probability above 0, the most probable of them has probability 1.
     """
     kept = renormalised(logits[None], sampling)[0]
     allowed = [
@@ -80,10 +85,10 @@ def after_end(tokenizer: ModelTokenizer, logits: Tensor, sampling: SamplingParam
 
 
 def pick(weights: Tensor, draws: Sequence[float]) -> list[int]:
-    """One token per row of `weights` `[num_rows, vocab_size]`, each with probability proportional to its weight.
+    """Draw a token from each row of `weights` `[num_rows, vocab_size]`, with probability proportional to its weight.
 
-    Inverse-CDF sampling in the order of the vocabulary. In order of probability, the last bit of a logit could swap two
-    tokens of nearly equal probability, and so change the drawn token.
+    This is inverse-CDF sampling in the order of the vocabulary. In order of probability, the last bit of a logit could
+    swap two tokens of nearly equal probability, and so change the drawn token.
     """
     cumulative = weights.cumsum(-1)  # [num_rows, vocab_size]
     column = torch.tensor([[min(draw, LARGEST_DRAW)] for draw in draws], device=weights.device)
@@ -93,9 +98,11 @@ def pick(weights: Tensor, draws: Sequence[float]) -> list[int]:
 
 
 def filtered(logits: Tensor, sampling: SamplingParams) -> Tensor:
-    """Probabilities `[num_rows, vocab_size]` after temperature, with tokens outside min-p, top-k and top-p set to 0;
-    not renormalised. Top-p keeps the smallest set of most probable tokens, of those that min-p and top-k leave, whose
-    share reaches it."""
+    """Return probabilities `[num_rows, vocab_size]` after temperature, with 0 outside min-p, top-k and top-p.
+
+    They are not renormalised. Of the tokens that min-p and top-k leave, top-p keeps the smallest set of most probable
+    tokens whose share of the remaining probability reaches it.
+    """
     probabilities = torch.softmax(logits.float() / sampling.temperature, -1)
     if sampling.min_p:
         least = sampling.min_p * probabilities.max(-1, keepdim=True).values
@@ -109,8 +116,8 @@ def filtered(logits: Tensor, sampling: SamplingParams) -> Tensor:
 def _least_kept(probabilities: Tensor, sampling: SamplingParams) -> Tensor:
     """Return the smallest probability that top-k and top-p keep in each row, `[num_rows, 1]`.
 
-    Sorting a vocabulary of 150,000 takes as long as a small model's forward pass, so only the likeliest tokens are
-    sorted, unless top-p reaches beyond them.
+    Sorting a vocabulary of 150,000 takes as long as a small model's forward pass, so only the most probable
+    tokens are sorted, unless top-p keeps more.
     """
     vocab_size = probabilities.shape[-1]
     num_sorted = min(sampling.top_k or NUM_SORTED, vocab_size)
@@ -126,7 +133,7 @@ def _least_kept(probabilities: Tensor, sampling: SamplingParams) -> Tensor:
 
 
 def renormalised(logits: Tensor, sampling: SamplingParams) -> Tensor:
-    """The distribution that `draw_each` draws from, fp32 `[num_rows, vocab_size]`; one-hot if greedy."""
+    """Return the distribution that `draw_each` draws from, fp32 `[num_rows, vocab_size]`; one-hot if greedy."""
     if sampling.temperature == 0:
         zeros = torch.zeros_like(logits, dtype=torch.float32)
         return zeros.scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
@@ -135,8 +142,11 @@ def renormalised(logits: Tensor, sampling: SamplingParams) -> Tensor:
 
 
 def token_statistics(logits: Tensor, token_ids: Tensor) -> Tensor:
-    """What `segment_surprisal` needs of each token, fp32 `[num_tokens, 4]`: log-probability, entropy, whether it is the
-    most probable, and margin. Row i of `logits` `[num_tokens, vocab_size]` predicts `token_ids[i]`."""
+    """Return the inputs of `segment_surprisal` for each token, fp32 `[num_tokens, 4]`.
+
+    They are the log-probability, the entropy, whether the token is the most probable, and the margin. Row i of `logits`
+    `[num_tokens, vocab_size]` predicts `token_ids[i]`.
+    """
     log_probabilities = torch.log_softmax(logits.float(), -1)
     token_logprobs = log_probabilities.gather(-1, token_ids[:, None])[:, 0]
     probabilities = log_probabilities.exp()
@@ -147,41 +157,38 @@ def token_statistics(logits: Tensor, token_ids: Tensor) -> Tensor:
 
 
 def segment_surprisal(statistics: Tensor) -> Tensor:
-    """`SURPRISAL_FEATURES` of a segment, `[num_features]` fp32, from the `token_statistics` of its tokens."""
+    """Return `SURPRISAL_FEATURES` of a segment, fp32 `[num_features]`, from the `token_statistics` of its tokens."""
     token_logprobs, entropy, is_likeliest, margin = statistics.unbind(-1)
-    of_logprobs = (
+    features = [
         token_logprobs.mean(),
         token_logprobs.min(),
         token_logprobs.sum(),
         token_logprobs.median(),
-    )
-    surprising_share = (token_logprobs < SURPRISING).float().mean()
-    num_tokens = torch.tensor(float(len(statistics)), device=statistics.device)
-    others = (
         entropy.mean(),
         entropy.max(),
         is_likeliest.mean(),
-        surprising_share,
+        (token_logprobs < SURPRISING).float().mean(),
         margin.min(),
-        num_tokens,
-    )
-    return torch.stack([*of_logprobs, *others])
+        torch.tensor(float(len(statistics)), device=statistics.device),
+    ]
+    return torch.stack(features)
 
 
 def segment_scores(statistics: Sequence[Tensor], states: Sequence[States]) -> list[SegmentScore]:
-    """One score per segment, from the `token_statistics` of its tokens. The caller sets `duration_ms`."""
-    pairs = zip(statistics, states, strict=True)
+    """Return the score of each segment, from the `token_statistics` of its tokens. The caller sets `duration_ms`."""
     return [
-        SegmentScore(own, tuple(segment_surprisal(rows).tolist()), len(rows), 0.0)
-        for rows, own in pairs
+        SegmentScore(pooled, tuple(segment_surprisal(rows).tolist()), len(rows), 0.0)
+        for rows, pooled in zip(statistics, states, strict=True)
     ]
 
 
 def token_logprob(
     tokenizer: ModelTokenizer, logits: Tensor, token: int, num_alternatives: int
 ) -> TokenLogprob:
-    """Log-probabilities of `token` and of the most probable tokens in `logits` `[vocab_size]`, at temperature 1, before
-    top-k and top-p. Tokens of probability 0 are no alternatives."""
+    """Return the log-probabilities of `token` and of the most probable tokens in `logits` `[vocab_size]`.
+
+    They are those at temperature 1, before top-k and top-p. Tokens of probability 0 are left out.
+    """
     log_probabilities = torch.log_softmax(logits.float(), -1)
     likeliest = log_probabilities.topk(min(num_alternatives, len(log_probabilities)))
     pairs = zip(likeliest.indices.tolist(), likeliest.values.tolist(), strict=True)

@@ -1,7 +1,7 @@
 """The form in which weights are served: floating point, or packed as in a GGUF file.
 
-Decoding moves every weight for every token, so the smallest form is the fastest where the processor computes with it.
-That depends on the processor in ways that its flags do not tell, so `auto` measures it.
+Decoding reads every weight for every token, so the smallest form is the fastest if the processor supports it well. The
+processor's flags do not show that, so `auto` measures it.
 """
 
 import logging
@@ -22,11 +22,11 @@ from semspec.errors import Mismatch
 Form = Literal["float32", "bfloat16", "float16", "packed"]
 
 LEAST_WEIGHTS = 1 << 26
-"""Models with fewer weights are served in fp32: they are small enough for the caches, and need no measurement."""
+"""Models with fewer weights are served in fp32 without a measurement, because they fit into the caches."""
 NUM_COPIES, NUM_RUNS = 4, 5
-"""Copies of a matrix that are read in turn, so that they come from memory and not from a cache; runs of each form."""
+"""Copies of a matrix that are read in turn, so that none is in a cache; runs of each form."""
 LEAST_GAIN = 1.2
-"""How many times as fast as fp32 another form must be to be chosen by `auto`."""
+"""`auto` chooses another form than fp32 only if it is faster by this factor."""
 
 logger = logging.getLogger(__name__)
 
@@ -35,11 +35,11 @@ logger = logging.getLogger(__name__)
 def resolve_form(
     name: str, folder: str, device: str, dtype: str, threads: int | None = None
 ) -> Form:
-    """Return the form for the checkpoint `name` in `folder`; "auto" is measured on a CPU, and bfloat16 on a GPU.
+    """Return the form for the checkpoint `name` in `folder`. "auto" is bfloat16 on a GPU, and measured on a CPU.
 
-    `threads`: what the model will be served with, as in `TransformersEngine.load`.
+    `threads`: see `TorchEngine.load`.
 
-    Raises: Mismatch when `dtype` is packed and the weights are not, or the device is not a CPU.
+    Raises: Mismatch when `dtype` is packed, but the weights are not, or the device is not a CPU.
     """
     device = device_of(device, f"the model {name!r}")
     if dtype == "packed":
@@ -68,7 +68,7 @@ def _check_packed(name: str, folder: str, device: str) -> None:
 
 
 def _matrix(folder: str) -> GgufTensor | None:
-    """Return the largest matrix of a layer if its file holds it in a form that can be computed with."""
+    """Return the largest matrix of the first layer; None unless it is packed in a type that can be multiplied."""
     if (file := weights_file(folder)) is None:
         return None
     matrix = read_tensor(file, "blk.0.ffn_gate.weight")
@@ -80,11 +80,9 @@ def _fastest(
 ) -> Form:
     """Measure the product of one row with a matrix of the model's size in each form, and return the fastest."""
     text = config.get_text_config()
-    hidden, inner = (
-        int(text.hidden_size),
-        getattr(text, "intermediate_size", None) or 4 * int(text.hidden_size),
-    )
-    inner = max(inner) if isinstance(inner, list) else int(inner)  # a size for each layer
+    hidden = int(text.hidden_size)
+    inner = getattr(text, "intermediate_size", None) or 4 * hidden
+    inner = max(inner) if isinstance(inner, list) else int(inner)  # a list has a size a layer
     if matrix is None and int(text.num_hidden_layers) * 3 * hidden * inner < LEAST_WEIGHTS:
         return "float32"
     computes: dict[Form, list[Compute]] = {"float32": [], "bfloat16": []}
@@ -93,7 +91,7 @@ def _fastest(
         computes["float32"].append(partial(linear, weight=weight))
         computes["bfloat16"].append(partial(linear, weight=weight.bfloat16()))
     if matrix is not None:
-        from semspec.engine.products import product
+        from semspec.engine.onnx_layers import product
 
         packed = matrix.packed()
         computes["packed"] = [
@@ -107,14 +105,17 @@ def _fastest(
     chosen: Form = fastest if seconds["float32"] > LEAST_GAIN * seconds[fastest] else "float32"
     times = ", ".join(f"{form} {1e3 * time:.2f} ms" for form, time in seconds.items())
     logger.info(
-        "model %r is served in %s: a matrix of its size and one token took %s", name, chosen, times
+        "model %r is served in %s; the product of one token with a matrix of its size took: %s",
+        name,
+        chosen,
+        times,
     )
     return chosen
 
 
 @torch.inference_mode()
 def _seconds(form: Form, num_columns: int, computes: list[Compute]) -> float:
-    """Return the shortest time of a product with one row, when all of them are made in turn."""
+    """Return the time of a product with one row: the best mean over all `computes` in turn."""
     row = torch.randn(1, num_columns, dtype=torch.bfloat16 if form == "bfloat16" else torch.float32)
     best = float("inf")
     for _ in range(NUM_RUNS):

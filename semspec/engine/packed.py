@@ -1,4 +1,4 @@
-"""Packed matrices as modules of a transformers model."""
+"""Modules of a transformers model that compute with packed matrices."""
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from semspec.engine.gguf_weights import GgufTensor
 
 Compute = Callable[[Tensor], Tensor]
-"""A function of fp32 rows, `[tokens, columns]`."""
+"""A function of fp32 rows `[tokens, columns]`."""
 FinishLayer = Callable[[Tensor, Tensor], list[Tensor]]
-"""From a layer's input and its attention's output to its output and, unless it is the last layer, the next one's
-queries, keys and values next to one another. All are fp32 rows of tokens."""
+"""Computes, from a layer's input and its attention's output, the layer's output and the concatenated queries, keys and
+values of the next layer, if there is one. All are fp32 rows of tokens."""
 
 
-class PackedModule(nn.Module):
-    """A function of rows as a module for inputs of any number of dimensions."""
+class PackedLinear(nn.Module):
+    """A matrix product of rows as a module, for inputs with any number of dimensions."""
 
     def __init__(self, compute: Compute) -> None:
         super().__init__()
@@ -28,8 +28,8 @@ class PackedModule(nn.Module):
         return self.compute(rows).view(*hidden.shape[:-1], -1)
 
 
-class Columns(nn.Module):
-    """A projection that is some columns of its input, where all projections are computed together."""
+class ProjectionSlice(nn.Module):
+    """A projection that selects its columns from its input, in which all projections are already computed."""
 
     def __init__(self, start: int, end: int) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Columns(nn.Module):
 
 
 class PackedLayer(nn.Module):
-    """A layer that computes together with the beginning of the next one, up to its attention."""
+    """A layer whose last computation includes the queries, keys and values of the next layer."""
 
     def __init__(
         self,
@@ -48,27 +48,27 @@ class PackedLayer(nn.Module):
         sizes: Sequence[int],
         start: Compute | None,
         finish: FinishLayer,
-        carried: list[Tensor],
+        next_qkv: list[Tensor],
     ) -> None:
-        """`attention`: transformers' module; `sizes`: columns of queries, keys and values; `start`: of the first
-        layer; `carried`: a list that all layers of a model share."""
+        """`attention`: transformers' module; `sizes`: columns of queries, keys and values; `start`: computes these in
+        the first layer; `next_qkv`: a list that all layers share, by which they pass them on."""
         super().__init__()
         ends = [*accumulate(sizes)]
-        parts = [Columns(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+        parts = [ProjectionSlice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
         attention.q_proj, attention.k_proj, attention.v_proj = parts
         attention.o_proj = nn.Identity()
         self.self_attn, self._start, self._finish = attention, start, finish
-        self._carried = carried
+        self._next_qkv = next_qkv
 
     def qkv(self, hidden: Tensor) -> Tensor:
-        """Return queries, keys and values of rows, which the layer before has computed."""
+        """Return the queries, keys and values of rows, which the previous layer has computed."""
         if self._start:
-            self._carried[:] = [self._start(hidden)]
-        return self._carried.pop()
+            self._next_qkv[:] = [self._start(hidden)]
+        return self._next_qkv.pop()
 
     def finish(self, hidden: Tensor, attended: Tensor) -> Tensor:
-        """Return the layer's output from its input and its attention's output, rows all."""
-        hidden, *self._carried[:] = self._finish(hidden, attended)
+        """Return the layer's output from its input and its attention's output, all as rows."""
+        hidden, *self._next_qkv[:] = self._finish(hidden, attended)
         return hidden
 
     def forward(self, hidden_states: Tensor, **options: Any) -> Tensor:
@@ -81,7 +81,7 @@ class PackedLayer(nn.Module):
 
 
 class PackedEmbedding(nn.Module):
-    """Rows of a matrix in a file, dequantised when they are read."""
+    """An embedding whose rows are dequantised from a file when they are used."""
 
     def __init__(self, matrix: GgufTensor) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a call asks of the steps of a model, beside the token ids that they read, and what comes back."""
+"""Requests of calls to a model, apart from the token ids that they read, and their results."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -24,29 +24,29 @@ from semspec.types import (
 
 @dataclass(frozen=True, slots=True)
 class Generate:
-    """Segments after the tokens, as `GeneratedSegment`s."""
+    """Generate segments after the tokens. Results: `GeneratedSegment`s, and `OpenText`s if `streams_text`."""
 
     params: GenerationParams
     is_after_end: bool
-    """The context is `ended_by_look_ahead`."""
+    """Whether the context is `ended_by_look_ahead`."""
     written: tuple[int, ...] = ()
-    """The tokens of the context that grammar and penalties count as written."""
+    """The tokens of the context that grammar and penalties count as part of the output."""
     prompt: str = ""
-    """The end of the prompt's text, by which reasoning is told apart where stops are looked for."""
+    """The end of the prompt's text, which shows whether the output starts as reasoning; for the search for stops."""
     output: str = ""
-    """The text of the context's segments, where stops are looked for."""
+    """The text of the context's segments, for the search for stops."""
     streams_text: bool = False
-    """Whether `OpenText`s are wanted, too."""
+    """Whether the text of segments is wanted before they are complete."""
     kind: Literal["generate"] = "generate"
 
     @property
     def stops(self) -> StopSearch | None:
-        """A search for the stops in what is written."""
+        """A search for stop sequences in the generated text; None if there are none."""
         return stops_after(self.prompt, self.output, self.params)
 
     @property
-    def is_shaped(self) -> bool:
-        """Whether logits are changed before a draw."""
+    def changes_logits(self) -> bool:
+        """Whether a `LogitsProcessor` is needed."""
         params = self.params
         return bool(params.grammar) or params.min_tokens > 0 or not params.penalties.is_neutral
 
@@ -57,7 +57,7 @@ class Generate:
 
 @dataclass(frozen=True, slots=True)
 class Propose:
-    """A `Proposal` of up to `num_tokens` tokens after the tokens."""
+    """Draft up to `num_tokens` tokens after the tokens. Result: a `Proposal`."""
 
     sampling: SamplingParams
     num_tokens: int
@@ -66,17 +66,18 @@ class Propose:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """The `SegmentScore`s of the segments, of these lengths, that the tokens end with."""
+    """Score the segments that the tokens end with. Result: a list of `SegmentScore`s."""
 
     lengths: tuple[int, ...]
+    """Number of tokens of each segment."""
     projection: str = ""
-    """Digest of the projection to apply to the states."""
+    """Digest of the projection to apply to the states; empty: none."""
     kind: Literal["score"] = "score"
 
 
 @dataclass(frozen=True, slots=True)
 class Verify:
-    """Speculative sampling of `drafted`, of which the first `num_fed` are the last of the tokens, as `Verified`."""
+    """Verify `drafted` by speculative sampling; the tokens end with the first `num_fed` of them. Result: `Verified`."""
 
     drafted: tuple[int, ...]
     num_fed: int
@@ -94,14 +95,14 @@ class Verified:
     token_ids: tuple[int, ...]
     """The accepted tokens and one recovered or bonus token."""
     states: tuple[bytes, ...] = ()
-    """`VerifiedTokens.state` for each of the tokens as the last; empty if not at hand."""
+    """`VerifiedTokens.state` if the token at the same index is the last one; empty if not available."""
 
 
 Request = Generate | Propose | Score | Verify
 
 
 def num_following(request: Request) -> int:
-    """Number of the last tokens, after the context, that a request reads."""
+    """Return how many of the tokens that a request reads follow its context."""
     match request:
         case Score(lengths=lengths):
             return sum(lengths)
@@ -117,23 +118,30 @@ class Result:
     value: Any
     duration_ms: float
     num_cached_tokens: int | None
-    """Tokens that the engine had cached when the request began; None: not known."""
+    """Tokens in the engine's cache when the request began; None: not known."""
+
+    def measured(self, part: Any) -> Any:
+        """Return a part of `value` with the duration and the number of cached tokens of this result."""
+        return replace(part, duration_ms=self.duration_ms, num_cached_tokens=self.num_cached_tokens)
 
     def joined(self, other: "Result") -> "Result | None":
-        """Return this result and the next one as one, if both are texts of one segment."""
+        """Return one result in place of this one and the next; None unless both are texts of one segment."""
         if not (isinstance(self.value, OpenText) and isinstance(other.value, OpenText)):
             return None
-        text, logprobs = (
-            self.value.text + other.value.text,
-            self.value.logprobs + other.value.logprobs,
+        value = replace(
+            self.value,
+            text=self.value.text + other.value.text,
+            logprobs=self.value.logprobs + other.value.logprobs,
+            token_id=other.value.token_id,
         )
-        value = replace(self.value, text=text, logprobs=logprobs, token_id=other.value.token_id)
         return replace(self, value=value)
 
 
-class Writing:
-    """The segments of a `Generate`, from its tokens. Without states, a segment is complete with its last token; with
-    states, when that token is fed."""
+class GenerationState:
+    """Turns the tokens of a `Generate` into segments.
+
+    Without states, a segment is complete with its last token; with states, once that token is fed.
+    """
 
     def __init__(
         self, tokenizer: ModelTokenizer, writer: Writer, request: Generate, context: Sequence[int]
@@ -151,26 +159,30 @@ class Writing:
         """Characters and logprobs of the open segment that `open_text` has returned."""
         self._closed: Segment | None = None
         """A segment whose last token is not fed yet."""
-        self._noted: TokenLogprob | None = None
+        self._next_logprob: TokenLogprob | None = None
         self._logprobs: list[TokenLogprob] = []
         self.is_done = False
 
     def note(self, logits: Tensor, token: int) -> None:
-        """`token`, which `take` takes next, was drawn after `logits` `[vocab_size]`."""
+        """Record the logprobs of `token`, which was drawn from `logits` `[vocab_size]`, before `take`."""
         if self._params.num_logprobs is not None:
-            self._noted = token_logprob(self._tokenizer, logits, token, self._params.num_logprobs)
+            self._next_logprob = token_logprob(
+                self._tokenizer, logits, token, self._params.num_logprobs
+            )
 
     def take(self, token: int) -> list[GeneratedSegment]:
-        """Go on with the next token, all before it being fed. Returns the segments that are complete, without states:
-        one at most if states are wanted. If it is not done, `token` is to be fed."""
+        """Add the next token, once all tokens before it are fed. Return the segments that are complete.
+
+        They have no states; if states are wanted, there is at most one. Unless `is_done`, `token` must be fed next.
+        """
         segmenter, complete = self._segmenter, [self._closed] if self._closed else []
         self._closed = None
         if not segmenter.is_done and (segment := segmenter.end_before(token)):
             complete.append(segment)
-        generated = [self._generated(one) for one in complete]
+        generated = [self._generated(segment) for segment in complete]
         if not segmenter.is_done:
-            if self._noted:
-                self._logprobs.append(self._noted)
+            if self._next_logprob:
+                self._logprobs.append(self._next_logprob)
             segment = segmenter.append(token)
             if segment and self._params.want_states:
                 self._closed = segment
@@ -190,7 +202,7 @@ class Writing:
         return OpenText(text[start:], start, token_id, logprobs, first)
 
     def _generated(self, segment: Segment) -> GeneratedSegment:
-        told = None if self._params.num_logprobs is None else tuple(self._logprobs)
+        logprobs = None if self._params.num_logprobs is None else tuple(self._logprobs)
         self._logprobs = []
         self._num_sent = self._num_logprobs_sent = 0
-        return GeneratedSegment(segment, None, 0.0, told)
+        return GeneratedSegment(segment, None, 0.0, logprobs)

@@ -1,4 +1,4 @@
-"""Segmentation: rules for boundaries in growing text, applied to token ids of a model and to text from a server."""
+"""Segmentation: rules for boundaries in growing text, applied to a model's token ids and to a server's text."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ from semspec.types import (
 )
 
 MAX_OPENING_CHARACTERS = 200
-"""Last characters of a prompt that show whether it opens the reasoning, white space included."""
+"""Last characters of a prompt, white space included, that show whether it opens the reasoning."""
 
 ABBREVIATIONS = frozenset(
     (
@@ -26,7 +26,7 @@ ABBREVIATIONS = frozenset(
         "fig. figs. eq. eqs. no. nos. sec. ch. vol."
     ).split()
 )
-"""Words that end in a full stop without ending a sentence, lower case."""
+"""Words in lower case that end in a full stop without ending a sentence."""
 
 _SENTENCE_END = re.compile(r"[.?!][\"')\]*]*$")
 _SENTENCE_END_INSIDE = re.compile(r"[.?!][\"')\]*]*(?=\s)")
@@ -39,7 +39,7 @@ class Paragraphs:
     """Boundary: the first `\\n\\n` after a character that is not white space."""
 
     marks = frozenset("\n")
-    """A segment can end only at or after a token with one of these characters: a cheap first test."""
+    """A segment can only end at or after a token with one of these characters; a cheap first test."""
 
     def ends_inside(self, text: str) -> bool:
         """Whether `text` contains a boundary. The segment then ends with the token that completed the boundary."""
@@ -109,7 +109,7 @@ def cut(text: str, segmentation: Segmentation) -> Iterator[str]:
 
 
 def first_segment(text: str, segmentation: Segmentation) -> str | None:
-    """The first segment of `text`, the part of a stream received so far; None if later text could extend it."""
+    """Return the first segment of a stream of which `text` has been received; None if later text could extend it."""
     rule = RULES[segmentation]
     if rule.marks.isdisjoint(text):
         return None
@@ -127,9 +127,9 @@ def end_after(
 ) -> SegmentEnd | None:
     """Return why the segment `tokens` ends with its last token; None if it does not.
 
-    A segment ends at a character's border: inside a character it goes on to the character's end, also beyond
-    `max_tokens`. Three more tokens complete every character; if they do not, the segment ends without it. The end of
-    sequence and the `budget` end a segment anywhere; `ModelTokenizer.text_of` is then its text.
+    A segment ends between characters. Inside a character it continues to the character's end, even beyond `max_tokens`.
+    Three more tokens complete any valid character; if they do not, the segment ends without it. End-of-sequence and the
+    `budget` end a segment anywhere; its text is then that of `ModelTokenizer.text_of`.
     """
     if tokens[-1] in tokenizer.eos_ids:
         return SegmentEnd.EOS
@@ -145,7 +145,7 @@ def end_after(
 def _has_boundary(
     tokenizer: ModelTokenizer, rule: Rule, context: Sequence[int], tokens: Sequence[int]
 ) -> bool:
-    """Return whether the tokens of the last character complete a boundary."""
+    """Whether the tokens of the last character complete a boundary."""
     start = tokenizer.character_start(tokens, len(tokens) - 1)
     may_end = any(_may_end(rule, tokenizer.token_text(token)) for token in tokens[start:])
     return may_end and rule.ends_inside(tokenizer.text_of(context, tokens))
@@ -168,9 +168,9 @@ def ends_before(
 
 
 def ended_by_look_ahead(context: Context, segmentation: Segmentation) -> bool:
-    """Whether the last segment of `context` was complete only because of the token drawn after it, which it lacks.
+    """Whether only the token drawn after the last segment, which is not part of `context`, completed that segment.
 
-    The next segment begins with such a token, by either model: see `semspec.engine.logits.draw_token`.
+    The next segment then begins with such a token, whichever model writes it: see `semspec.engine.logits.draw_token`.
     """
     last, rule = context.pieces[-1], RULES[segmentation]
     if not isinstance(last, Segment) or last.end is not SegmentEnd.BOUNDARY:
@@ -193,7 +193,7 @@ def prompt_and_output(context: Context) -> tuple[str, str]:
 def stops_after(prompt: str, output: str, params: GenerationParams) -> StopSearch | None:
     """Return a search for the stops of `params` in the text after `output`; None if there is nothing to find.
 
-    Reasoning is told apart as the gateway does, which cuts the text.
+    It recognises reasoning as the gateway does, which truncates the text at the stop.
     """
     if not params.stops:
         return None
@@ -205,7 +205,7 @@ def stops_after(prompt: str, output: str, params: GenerationParams) -> StopSearc
 
 
 class Segmenter:
-    """The segments of one call within its budgets; base of `TokenSegmenter` and `semspec.remote.segmenter`."""
+    """Collects the segments of one call within its budgets; base of `TokenSegmenter` and `semspec.remote.segmenter`."""
 
     def __init__(
         self,
@@ -227,7 +227,7 @@ class Segmenter:
 
     @property
     def _limit(self) -> int:
-        """Tokens of the open segment after which it ends with the next whole character."""
+        """Number of tokens after which the open segment ends with the next whole character."""
         return min(self._params.max_segment_tokens, self._budget)
 
     def _close(self, text: str, ids: Sequence[int], end: SegmentEnd) -> Segment:
@@ -252,8 +252,8 @@ class TokenSegmenter(Segmenter):
         stops: StopSearch | None = None,
         follows_text: bool = False,
     ) -> None:
-        """`open_ids`: tokens of an incomplete segment after `context`, from whose end `params`' budgets count.
-        `follows_text`: keep `open_text` up to date, as `stops` require, too."""
+        """`open_ids`: tokens of an incomplete segment after `context`, at whose end the budgets of `params` start.
+        `follows_text`: keep `open_text` up to date; always done with `stops`."""
         super().__init__(tokenizer, writer, params, len(context), stops)
         self._context = list(context)
         self.open_ids = list(open_ids)
@@ -261,12 +261,12 @@ class TokenSegmenter(Segmenter):
         """Text of the open segment, as far as no later token changes it."""
         self._num_settled = 0
         """Open tokens whose text is complete in `open_text`."""
-        self._num_ahead = 0
-        """Characters in `open_text` of the other open tokens."""
         self._num_unsettled = 0
-        """Number of the other open tokens."""
+        """The other open tokens."""
+        self._num_ahead = 0
+        """Characters in `open_text` of unsettled tokens."""
         self._follows_text = follows_text or stops is not None
-        if self._follows_text and (text := self._grow()) and stops:
+        if self._follows_text and (text := self._extend_text()) and stops:
             stops.add(text)
 
     @property
@@ -285,9 +285,7 @@ class TokenSegmenter(Segmenter):
     @property
     def settled_text(self) -> str:
         """Text of the open segment, as far as no later token changes it."""
-        return (
-            self._tokenizer.settled_text_of(self._context, self.open_ids) if self.open_ids else ""
-        )
+        return self._tokenizer.settled_text_of(self._context, self.open_ids)
 
     def end_before(self, token: int) -> Segment | None:
         """Close the open segment if `token` shows that it ended before `token`, which is not added."""
@@ -300,7 +298,7 @@ class TokenSegmenter(Segmenter):
     def append(self, token: int) -> Segment | None:
         """Add `token`, and close the open segment if it ends with it."""
         self.open_ids.append(token)
-        new = self._grow() if self._follows_text else ""
+        new = self._extend_text() if self._follows_text else ""
         if self._stops and self._has_stop(self._stops, new):
             return self._close_open(SegmentEnd.STOP)
         limit, budget = self._params.max_segment_tokens, self._budget
@@ -310,7 +308,7 @@ class TokenSegmenter(Segmenter):
         return self._close_open(end) if end else None
 
     def _has_stop(self, stops: StopSearch, new: str) -> bool:
-        """Whether a stop sequence is complete with `new`, or with what the last tokens add if the segment ends here."""
+        """Whether a stop sequence ends in `new`, or in the text that unsettled tokens add if the segment ends here."""
         if new and stops.ends_in(new):
             return True
         if not self._num_unsettled:
@@ -318,11 +316,11 @@ class TokenSegmenter(Segmenter):
         text = self._tokenizer.text_of(self._context, self.open_ids)
         return stops.would_end_in(text[len(self.open_text) :])
 
-    def _grow(self) -> str:
-        """Bring `open_text` up to date, and return what is new in it. Only the last tokens are decoded."""
+    def _extend_text(self) -> str:
+        """Bring `open_text` up to date, and return its new part. Only the last tokens are decoded."""
         settled, unsettled = self.open_ids[: self._num_settled], self.open_ids[self._num_settled :]
-        num_before = TEXT_OVERLAP + MAX_CHARACTER_BYTES
-        before = [*self._context[-num_before:], *settled[-num_before:]]
+        overlap = TEXT_OVERLAP + MAX_CHARACTER_BYTES
+        before = [*self._context[-overlap:], *settled[-overlap:]]
         text = self._tokenizer.settled_text_of(before, unsettled)
         new = text[self._num_ahead :]
         self.open_text += new
@@ -334,7 +332,7 @@ class TokenSegmenter(Segmenter):
         return new
 
     def take(self, token: int) -> bool:
-        """`end_before`, then `append`. False if the call is complete before `token`, which is then not added."""
+        """Call `end_before`, then `append`. Return False if the call is complete before `token`, which is not added."""
         if self.is_done or (self.end_before(token) and self.is_done):
             return False
         self.append(token)

@@ -1,4 +1,4 @@
-"""The self-test of an engine at its start: what it writes, scores and computes again agrees, in a second or two."""
+"""The self-test of an engine at its start: compares what it generates, scores and recomputes, in a second or two."""
 
 import asyncio
 import time
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from semspec.engine.causal_lm import CausalLM
     from semspec.engine.settings import ModelSettings
 
-STATED = {True: 1e-5, False: 1e-2}
-"""Relative error of states in fp32, and in less; the start fails beyond ten times as much, and where a segment's mean
-log-probability differs by a hundred times as much."""
+TOLERANCE = {True: 1e-5, False: 1e-2}
+"""Documented relative error of states in fp32, and in less precision. The test fails beyond ten times as much, and if
+the mean log-probability of a segment differs by a hundred times as much."""
 REFERENCE_BYTES = 1 << 30
-"""Weights up to which plain transformers runs another copy of the checkpoint, in fp32 on the CPU."""
+"""Maximum size of weights of which the test loads another copy for plain transformers, in fp32 on the CPU."""
 PROMPT = "Tom has 25 pens. He sells 6 and buys 3. How many pens does Tom have now?"
 MEAN_LOGPROB, ARGMAX_SHARE = map(SURPRISAL_FEATURES.index, ("mean_log_probability", "argmax_share"))
 PARAMS = GenerationParams(
@@ -35,9 +35,13 @@ PARAMS = GenerationParams(
 
 
 async def self_test(engine: Engine, settings: "ModelSettings") -> str:
-    """Write 16 tokens greedily, score them by one call, by two and by plain transformers, and read the longest context,
-    on a CPU 128 tokens of it. Returns a line of result, nothing of a datastore or a server that writes.
-    Raises: Mismatch with the first that does not agree, or with the reason why the model does not run."""
+    """Test an engine, and return a line about the result; empty for a datastore or a remote server.
+
+    The test generates 16 tokens greedily, scores them by one call, by two calls and by plain transformers, and reads
+    the longest context (on a CPU, 128 tokens).
+
+    Raises: Mismatch with the first difference, or with the reason why the model does not run.
+    """
     if getattr(settings, "datastore", None) or getattr(settings, "server", None):
         return ""
     from semspec.device import release_memory  # imports torch, once the model is loaded
@@ -48,9 +52,7 @@ async def self_test(engine: Engine, settings: "ModelSettings") -> str:
         return line
     except SemspecError:
         raise
-    except (
-        Exception
-    ) as error:  # of the model's code, which may need what no engine of ours gives it
+    except Exception as error:  # the model's code may need something that our engines lack
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         remedy = "give another checkpoint, or set another engine"
         raise Mismatch(f"self-test: the model does not run: {reason}", remedy=remedy) from error
@@ -65,18 +67,15 @@ async def _compare(engine: Engine, settings: "ModelSettings") -> str:
 
     began, is_cpu = time.perf_counter(), device_of(settings.device, "the model") == "cpu"
     context = Context((await engine.encode(PROMPT),))
-    written = [one async for one in engine.generate(context, PARAMS)]
-    *others, last = (one.segment for one in written)
+    generated = [segment async for segment in engine.generate(context, PARAMS)]
+    *others, last = (result.segment for result in generated)
     together = await engine.score(context, [*others, last])
     [alone] = await engine.score(before := context.extended(*others), [last])
     num_tokens = min((await engine.info()).max_context_tokens - 1, 128 if is_cpu else 1 << 30)
     ids = (context.pieces[0].token_ids * num_tokens)[: num_tokens - len(last.token_ids)]
     try:
         await engine.score(Context((replace(context.pieces[0], token_ids=ids),)), [last])
-    except (
-        Overloaded,
-        RuntimeError,
-    ) as error:  # of PyTorch, which names a lack of memory in words alone on a CPU
+    except (Overloaded, RuntimeError) as error:  # PyTorch's error for a lack of memory on a CPU
         remedy = "lower max_context_tokens, or free memory"
         raise Mismatch(
             f"self-test: a context of {num_tokens} tokens cannot be read: {error}", remedy=remedy
@@ -93,54 +92,57 @@ async def _compare(engine: Engine, settings: "ModelSettings") -> str:
         )
     form = getattr(getattr(engine, "lm", None), "form", "float32" if is_cpu else "bfloat16")
     is_exact = (form if settings.dtype == "auto" else settings.dtype) == "float32"
-    stated, worst, faults = STATED[is_exact], 0.0, dict[str, bool]()
+    tolerance, worst, faults = TOLERANCE[is_exact], 0.0, dict[str, bool]()
     for how, score in scores.items():
         a, b = (
-            np.frombuffer(one.data, "<f4").reshape(one.shape)
-            for one in (written[-1].states, score.states)
-            if one
+            np.frombuffer(states.data, "<f4").reshape(states.shape)
+            for states in (generated[-1].states, score.states)
+            if states
         )
-        off = float((np.linalg.norm(a - b, axis=1) / np.linalg.norm(b, axis=1)).max())
-        worst = max(worst, off)
-        faults[f"states scored {how} are not those written: error {off:.0e}"] = (
-            not off <= 10 * stated
+        state_error = float((np.linalg.norm(a - b, axis=1) / np.linalg.norm(b, axis=1)).max())
+        worst = max(worst, state_error)
+        faults[f"states scored {how} are not those of generation: error {state_error:.0e}"] = (
+            not state_error <= 10 * tolerance
         )
-        if is_exact:  # in less precision another order of sums may change a token
-            faults[f"tokens scored {how} are not the likeliest"] = score.surprisal[ARGMAX_SHARE] < 1
+        if is_exact:  # in less precision, another order of sums may change a token
+            faults[f"tokens scored {how} are not the most probable"] = (
+                score.surprisal[ARGMAX_SHARE] < 1
+            )
         difference = abs(score.surprisal[MEAN_LOGPROB] - alone.surprisal[MEAN_LOGPROB])
         faults[f"log-probabilities scored {how} differ by {difference:.0e}"] = (
-            not difference <= 100 * stated
+            not difference <= 100 * tolerance
         )
     if form == "packed":
         errors = await asyncio.to_thread(_layer_errors, engine, settings, prefix)
         compared += f", layers with those in fp32 to {max(errors.values()):.0e}"
-        for number, off in errors.items():
-            faults[f"layer {number} is not that of the file: error {off:.0e}"] = (
-                not off <= 10 * stated
+        for number, layer_error in errors.items():
+            faults[f"layer {number} is not that of the file: error {layer_error:.0e}"] = (
+                not layer_error <= 10 * tolerance
             )
     if is_exact:
         params = replace(PARAMS, max_segments=1, max_tokens=len(last.token_ids))
-        [again] = [one async for one in engine.generate(before, params)]
-        faults["two calls write other tokens than one"] = again.segment.token_ids != last.token_ids
-    if found := [fault for fault, is_there in faults.items() if is_there]:
-        raise Mismatch(
-            f"self-test: {found[0]}",
-            remedy="report it, and until then set "
-            + ("dtype to float32" if form == "packed" else "the engine to transformers"),
+        [again] = [segment async for segment in engine.generate(before, params)]
+        faults["two calls generate other tokens than one"] = (
+            again.segment.token_ids != last.token_ids
         )
-    words = f"states agree to {worst:.0e}, {compared}; {num_tokens} tokens read"
-    return f"self-test in {time.perf_counter() - began:.1f} s: {words}"
+    if found := [fault for fault, is_present in faults.items() if is_present]:
+        change = "dtype to float32" if form == "packed" else "the engine to transformers"
+        raise Mismatch(
+            f"self-test: {found[0]}", remedy=f"report it, and set {change} until it is fixed"
+        )
+    result = f"states agree to {worst:.0e}, {compared}; {num_tokens} tokens read"
+    return f"self-test in {time.perf_counter() - began:.1f} s: {result}"
 
 
 def _reference(engine: Engine, settings: "ModelSettings") -> tuple["CausalLM", str]:
-    """Return the model that plain transformers runs to compare with, and words for the result.
+    """Return the model that plain transformers runs for comparison, and a description for the result.
 
-    Of a small checkpoint it is another copy, in fp32 on the CPU, else the copy that the engine holds.
+    It is another copy of a small checkpoint, in fp32 on the CPU, or else the engine's own copy.
 
-    Raises: Mismatch with the reason when there is none.
+    Raises: Mismatch with the reason if there is none.
     """
     from semspec.engine.causal_lm import CausalLM
-    from semspec.engine.hub import look_up, size_of
+    from semspec.engine.hub import format_bytes, look_up
 
     found, options = look_up(settings.model, settings.revision), settings.vllm_options
     config = (found.folder / "config.json").read_text()
@@ -155,12 +157,14 @@ def _reference(engine: Engine, settings: "ModelSettings") -> tuple["CausalLM", s
         return lm, "with plain transformers too"
     if isinstance(held, CausalLM):
         return held, "with plain transformers over the same weights too"
-    raise Mismatch(f"weights of {size_of(found.weight_bytes)} in vLLM's processes")
+    raise Mismatch(f"weights of {format_bytes(found.weight_bytes)} in vLLM's processes")
 
 
 def _layer_errors(engine: Engine, settings: "ModelSettings", tokens: list[int]) -> dict[int, float]:
-    """Compare what layers of packed weights add to states with transformers' layers in fp32; plain transformers above
-    uses the packed ones. Returns the relative errors by the layer's number."""
+    """Compare layers of packed weights with transformers' layers in fp32, and return relative errors by layer.
+
+    The reference of `_reference` uses the packed weights, too.
+    """
     import torch
 
     from semspec.engine.causal_lm import CausalLM

@@ -39,9 +39,9 @@ TOTAL_TOLERANCE = 1e-3
 
 
 def check_proposal(tokenizer: ModelTokenizer, proposal: Proposal) -> None:
-    """Raises: Mismatch for another vocabulary; InvalidRequest for an invalid token, distribution or layer.
+    """Check the values in a proposal; their sizes were checked when the message was decoded.
 
-    Sizes are checked when the message is decoded; values are checked here, as a distribution may cover the vocabulary.
+    Raises: Mismatch for another vocabulary; InvalidRequest for an invalid token, distribution or layer.
     """
     if proposal.token_ids and not shares_ordinary_tokens(
         proposal.tokenizer, tokenizer.info.tokenizer
@@ -54,48 +54,40 @@ def check_proposal(tokenizer: ModelTokenizer, proposal: Proposal) -> None:
     for index, (token, distribution) in enumerate(
         zip(proposal.token_ids, proposal.distributions, strict=True)
     ):
-        if complaint := _flaw(token, distribution):
-            field = f"proposal.distributions[{index}]"
-            raise InvalidField(complaint, field)
+        if flaw := _flaw(token, distribution):
+            raise InvalidField(flaw, f"proposal.distributions[{index}]")
     layer, last = proposal.state_layer, tokenizer.info.num_layers
     if layer is not None and not 0 <= layer <= last:
-        field = "proposal.state_layer"
-        raise InvalidField(f"{layer}, but the states have rows 0 to {last}", field)
+        raise InvalidField(f"{layer}, but the states have rows 0 to {last}", "proposal.state_layer")
 
 
-def segmenter_of(
+def segmenter_for(
     tokenizer: ModelTokenizer,
     writer: Writer,
     context_ids: Sequence[int],
     open_ids: Sequence[int],
     proposal: Proposal,
     params: GenerationParams,
-    stops: StopSearch | None = None,
+    stops: StopSearch | None,
 ) -> TokenSegmenter:
-    """Takes the verified tokens of a proposal. Raises: what `check_proposal` raises, and for the open tokens
-    InvalidRequest; ContextTooLong."""
-    check_token_ids(tokenizer, open_ids, "open_token_ids")
+    """Return a segmenter for the verified tokens of a proposal, after checking it.
+
+    Raises: InvalidRequest for the open tokens; ContextTooLong; what `check_proposal` raises.
+    """
+    check_token_ids(tokenizer, open_ids, "open_ids")
     check_proposal(tokenizer, proposal)
     tokenizer.check_room(len(context_ids) + len(open_ids), "context")
     segmenter = TokenSegmenter(tokenizer, writer, params, context_ids, open_ids, stops)
     if segmenter.num_left < 1:
-        raise InvalidField("they already fill max_tokens", "open_token_ids")
+        raise InvalidField("they already fill max_tokens", "open_ids")
     return segmenter
 
 
-def check_no_retrieval(params: GenerationParams) -> None:
-    """Raises: Mismatch when tokens are to be retrieved, which a model cannot do."""
-    if params.retrieval is not None:
-        raise Mismatch(
-            "this service has no datastore",
-            "retrieval",
-            remedy="build one and set SEMSPEC_DRAFT_DATASTORE",
-        )
-
-
 def state_before(index: int, states: Sequence[Tensor], layer: int) -> bytes:
-    """`VerifiedTokens.state`: row `layer` of `states[index]`, `index` < 0 counted from the end; empty if there is no
-    such item. `states`: of each token fed, fp32 `[num_layers + 1, hidden_size]`."""
+    """Return row `layer` of `states[index]` as `VerifiedTokens.state`; empty if there are fewer states.
+
+    `index`: negative, counted from the end. `states`: of each token fed, fp32 `[num_layers + 1, hidden_size]`.
+    """
     if index < -len(states):
         return b""
     return states[index][layer].cpu().numpy().astype("<f4").tobytes()
@@ -106,13 +98,14 @@ def check_token_ids(tokenizer: ModelTokenizer, token_ids: Sequence[int], field: 
     size = tokenizer.num_embeddings
     for index, token in enumerate(token_ids):
         if not 0 <= token < size:
+            name = f"{field}[{index}]"
             raise InvalidRequest(
-                f"{field}[{index}]: {token} is outside the vocabulary of {size} tokens",
-                f"{field}[{index}]",
+                f"{name}: {token} is outside the vocabulary of {size} tokens", name
             )
 
 
 def _flaw(token: int, distribution: Distribution) -> str | None:
+    """Return why a distribution, or the token drawn from it, is invalid; None if both are valid."""
     token_ids = np.frombuffer(distribution.token_ids, "<u4")
     values = np.frombuffer(distribution.probabilities, "<f4")
     if not (token_ids[1:] > token_ids[:-1]).all():
@@ -127,9 +120,9 @@ def _flaw(token: int, distribution: Distribution) -> str | None:
 
 
 def num_embedded(drafted: Sequence[int], num_embeddings: int) -> int:
-    """Number of `drafted` tokens before the first without an embedding.
+    """Return the number of `drafted` tokens before the first without an embedding.
 
-    Models that share a tokenizer may pad it differently. The target gives an id in the draft's padding 0.
+    Models that share a tokenizer may pad it differently. The target gives an id in the draft's padding probability 0.
     """
     return next(
         (index for index, token in enumerate(drafted) if token >= num_embeddings), len(drafted)
@@ -139,7 +132,7 @@ def num_embedded(drafted: Sequence[int], num_embeddings: int) -> int:
 def shared_part(
     tokenizer: ModelTokenizer, proposal: Proposal
 ) -> tuple[int, tuple[Distribution, ...]]:
-    """Number of drafted tokens before the first that the target lacks, and the distributions without such tokens.
+    """Return the number of drafted tokens before the first that the target lacks, and distributions without these.
 
     Between tokenizers that share only their ordinary tokens, all other ids of the draft are rejected with probability
     1. Their mass is left out of the distributions, so that it is not subtracted from other tokens of the target that
@@ -164,7 +157,7 @@ def _ordinary_part(tokenizer: ModelTokenizer, distribution: Distribution) -> Dis
 def draw_with_distribution(
     logits: Tensor, sampling: SamplingParams, position: int
 ) -> tuple[int, Distribution]:
-    """The token that `draw_token` draws at `position`, and its distribution; `logits`: `[vocab_size]`."""
+    """Return the token that `draw_token` draws at `position`, and its distribution; `logits`: `[vocab_size]`."""
     if sampling.temperature == 0:
         return int(logits.argmax()), sparse(renormalised(logits[None], sampling)[0])
     weights = filtered(logits[None], sampling)
@@ -173,22 +166,22 @@ def draw_with_distribution(
 
 
 def largest_probability(logits: Tensor) -> float:
-    """Return the probability of the likeliest token; `logits`: `[vocab_size]`."""
+    """Return the probability of the most probable token; `logits`: `[vocab_size]`."""
     logits = logits.float()
     return float((logits.max() - logits.logsumexp(-1)).exp())
 
 
 def sparse(probabilities: Tensor) -> Distribution:
-    """The nonzero entries of `[vocab_size]` probabilities."""
+    """Return the nonzero entries of `[vocab_size]` probabilities."""
     kept = probabilities.nonzero()[:, 0]
     token_ids, values = kept.cpu().numpy(), probabilities[kept].cpu().numpy()
     return Distribution(token_ids.astype("<u4").tobytes(), values.astype("<f4").tobytes())
 
 
 def dense(distribution: Distribution, vocab_size: int) -> Tensor:
-    """`[vocab_size]` fp32 probabilities, without entries of higher token ids.
+    """Return probabilities, fp32 `[vocab_size]`, without entries of higher token ids.
 
-    A drafter may pad its vocabulary to another size; for the target such tokens have probability 0.
+    The draft may pad its vocabulary to another size; for the target, such tokens have probability 0.
     """
     token_ids = np.frombuffer(distribution.token_ids, "<u4").astype(np.int64)
     values = np.frombuffer(distribution.probabilities, "<f4").astype(np.float32)
@@ -199,7 +192,7 @@ def dense(distribution: Distribution, vocab_size: int) -> Tensor:
 
 
 def probability_of(token: int, distribution: Distribution) -> float:
-    """The probability of `token` in `distribution`; 0 if it has no entry."""
+    """Return the probability of `token` in `distribution`; 0 if it has no entry."""
     token_ids = np.frombuffer(distribution.token_ids, "<u4")
     index = int(np.searchsorted(token_ids, token))
     if index == len(token_ids) or token_ids[index] != token:
@@ -208,8 +201,7 @@ def probability_of(token: int, distribution: Distribution) -> float:
 
 
 def verify(logits: Tensor, request: Verify, position: int, tokenizer: ModelTokenizer) -> list[int]:
-    """The accepted tokens plus one of the target. `logits`: `[num_fed + 1, vocab_size]`, row 0 predicts the token at
-    `position`, row i + 1 follows drafted token i."""
+    """Apply `rejection_sample` to a request. `logits`: `[num_fed + 1, vocab_size]`; row 0 predicts `position`."""
     ended = tokenizer if request.is_after_end else None
     return rejection_sample(
         logits, request.drafted, request.distributions, request.sampling, position, ended
@@ -224,16 +216,16 @@ def rejection_sample(
     position: int,
     ended: ModelTokenizer | None = None,
 ) -> list[int]:
-    """The accepted tokens of `drafted` plus one recovered or bonus token, with the distribution of the target.
+    """Return the accepted tokens of `drafted` plus one recovered or bonus token, distributed as the target's.
 
     `logits`: `[num_fed + 1, vocab_size]`, row i predicts the token at `position` + i. `num_fed` and `distributions` are
-    `shared_part` of the proposal: the first drafted token that was not fed is rejected. The drafter must use another
+    `shared_part` of the proposal: the first drafted token that was not fed is rejected. The draft must use another
     random stream than `sampling.seed`: given that a token was rejected, its draw is no longer uniform. `ended`: as in
     `draw_token`, for the first token.
 
-    A drafted token of probability 1 is accepted with probability p(x), else recovered from p without x: drawing from p
-    and comparing does both. If all are certain, or there are none, they are drawn as `draw_token` draws them, so the
-    tokens are those that the target would write alone.
+    A drafted token of probability 1 is accepted with probability p(x), or else recovered from p without x. Drawing from
+    p and comparing does both. So if all drafted tokens have probability 1, or there are none, the tokens are drawn by
+    `draw_each`, and are those that the target would write alone.
     """
     num_fed = len(logits) - 1
     if all(len(distribution.token_ids) == ENTRY_BYTES for distribution in distributions):
@@ -247,7 +239,7 @@ def rejection_sample(
         target[0] = after_end(ended, logits[0], sampling)
     fed = torch.tensor(drafted[:num_fed], dtype=torch.long, device=target.device)
     target_probabilities = target[:num_fed].gather(1, fed[:, None])[:, 0].tolist()
-    target_probabilities += [0.0] * (len(drafted) - num_fed)  # the first of them is rejected
+    target_probabilities += [0.0] * (len(drafted) - num_fed)  # the first of these is rejected
     for index, (token, distribution) in enumerate(zip(drafted, distributions, strict=True)):
         draw = uniform(sampling.seed, "token-accept", position + index)
         if draw * probability_of(token, distribution) >= target_probabilities[index]:
@@ -259,7 +251,7 @@ def rejection_sample(
 
 
 def _recovered(target: Tensor, distribution: Distribution, draw: float) -> int:
-    """A token from norm(max(0, target - draft)); `target`: `[vocab_size]`."""
+    """Draw a token from norm(max(0, target - draft)); `target`: `[vocab_size]`."""
     surplus = (target - dense(distribution, len(target)).to(target.device)).clamp_(min=0)
     if not surplus.any():  # equal distributions, rejected by a rounding error
         surplus = target

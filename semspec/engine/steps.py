@@ -1,5 +1,7 @@
-"""A step of the engine: a forward pass over tokens of several calls, each after a prefix that a cache keeps between
-calls. Clearing the cache changes no result."""
+"""A step of the engine: one forward pass over tokens of several calls.
+
+The tokens of each call follow a prefix, which a cache keeps between calls. Clearing the cache changes no result.
+"""
 
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Sequence
@@ -13,31 +15,32 @@ from torch import Tensor
 from semspec.engine.causal_lm import CausalLM, Forward
 from semspec.engine.kv_cache import KV, Chunk
 from semspec.engine.logits import draw_each
-from semspec.engine.shaping import Shape
+from semspec.engine.logits_processor import LogitsTransform
 from semspec.types import SamplingParams
 
 T = TypeVar("T")
 
 MAX_LOGITS_ROWS = 4
-"""Number of positions per entry whose next-token logits are kept."""
+"""Number of positions in a prefix whose next-token logits are kept."""
 
 
 @dataclass(slots=True, eq=False)
 class Prefix:
-    """Tokens, their keys and values, and the logits that follow some positions."""
+    """Tokens, their keys and values, and the logits after some positions."""
 
     kv: KV
     session: str = ""
     tokens: list[int] = field(default_factory=list)
     logits: OrderedDict[int, Tensor] = field(default_factory=OrderedDict)
-    """Number of tokens -> logits of the next one, `[vocab_size]`."""
+    """Logits `[vocab_size]` of the next token, by the number of tokens before it."""
 
     @property
     def num_bytes(self) -> int:
-        """Allocated memory, spare capacity of buffers included."""
+        """Allocated memory, including spare capacity of buffers."""
         return self.kv.nbytes + sum(row.nbytes for row in self.logits.values())
 
     def remember_logits(self, num_tokens: int, row: Tensor) -> None:
+        """Keep the logits `[vocab_size]` after the first `num_tokens` tokens."""
         self.logits[num_tokens] = row.clone()  # not a view that keeps all rows alive
         if len(self.logits) > MAX_LOGITS_ROWS:
             self.logits.popitem(last=False)
@@ -50,7 +53,7 @@ class Prefix:
             del self.logits[position]
 
     def copy(self, num_tokens: int, session: str) -> "Prefix":
-        """A copy of the first `num_tokens` tokens."""
+        """Return a copy of the first `num_tokens` tokens."""
         logits = OrderedDict(
             (position, row) for position, row in self.logits.items() if position <= num_tokens
         )
@@ -58,7 +61,7 @@ class Prefix:
 
 
 class PrefixCache:
-    """Longest-prefix reuse across sessions with LRU eviction, within a byte budget.
+    """Reuse of the longest common prefix across sessions, with LRU eviction within a byte budget.
 
     Not thread-safe. A prefix is removed while a call extends it, so two calls never write to the same memory.
     """
@@ -70,13 +73,13 @@ class PrefixCache:
 
     @property
     def prefixes(self) -> list[Prefix]:
-        """Those kept, the least recently used first."""
+        """The prefixes in the cache, the least recently used first."""
         return [prefix for prefix, _ in self._entries.values()]
 
     def take(self, tokens: Sequence[int], session: str) -> Prefix:
-        """The longest cached prefix of `tokens` from which the next logits can be computed, for the caller to extend.
+        """Return the longest cached prefix of `tokens` after which logits can be computed, for the caller to extend.
 
-        The entry itself is taken if it is a prefix of `tokens` or belongs to `session`, otherwise a copy.
+        This is the entry itself if it is a prefix of `tokens` or belongs to `session`, otherwise a copy.
         """
         key, num_common = self._longest(np.asarray(tokens, dtype=np.int64), session)
         if key is None:
@@ -98,7 +101,7 @@ class PrefixCache:
         return prefix
 
     def give(self, prefix: Prefix) -> None:
-        """Insert a prefix, evicting the least recently used ones."""
+        """Insert a prefix, after evicting the least recently used ones if it needs room."""
         size = prefix.num_bytes
         if size > self.max_bytes or not prefix.tokens:
             return
@@ -112,6 +115,7 @@ class PrefixCache:
         self._remove(next(iter(self._entries)))
 
     def clear(self) -> None:
+        """Drop all prefixes."""
         self._entries.clear()
         self.num_bytes = 0
 
@@ -146,12 +150,12 @@ class Output:
     pooled: Sequence[Tensor]
     """Mean states of each segment, fp32 `[num_layers + 1, hidden_size]` (`states-v1`)."""
     token: int
-    """The token drawn with `sampling`; -1 without."""
+    """The token drawn with `sampling`; -1 without sampling."""
 
 
 @dataclass(slots=True, eq=False)
 class Feed:
-    """Tokens that a call has fed after `prefix`, in one step or in several, and what it wants of the result.
+    """Tokens that a call feeds to the model after `prefix`, in one step or several, and the results that it wants.
 
     Tokens of `prefix` whose keys and values were evicted are fed again before them.
     """
@@ -159,13 +163,13 @@ class Feed:
     prefix: Prefix
     tokens: Sequence[int]
     num_rows: int = 1
-    """Logits after each of so many last tokens."""
+    """Number of the last tokens after which it wants logits."""
     segments: Sequence[int] = ()
     """Lengths of the segments that `tokens` ends with, whose states are pooled."""
     sampling: SamplingParams | None = None
     """How to draw the next token."""
-    shape: Shape | None = None
-    """What is done to the logits before the draw. The logits of the output stay as they are."""
+    transform: LogitsTransform | None = None
+    """Applied to the logits of the draw. The logits of the output are unchanged."""
     _num_fed: int = 0
     _rows: list[Tensor] = field(default_factory=list)
     _totals: list[Tensor | None] = field(default_factory=list)
@@ -184,7 +188,7 @@ class Feed:
         return len(self.prefix.tokens) + len(self.tokens) - self._num_fed
 
     def chunk(self, num_tokens: int) -> Chunk[KV]:
-        """The next `num_tokens` tokens."""
+        """Return the next `num_tokens` tokens."""
         kv = self.prefix.kv
         if num_tokens == len(self.tokens) and kv.num_tokens == len(self.prefix.tokens):
             return Chunk(self.tokens, kv, self.num_rows, bool(self.segments))
@@ -194,7 +198,7 @@ class Feed:
         return Chunk([*again, *new], kv, max(0, num_rows), bool(self.segments and new))
 
     def take(self, forward: Forward) -> bool:
-        """Note the result of feeding a `chunk`; whether all is fed."""
+        """Add the result of feeding a `chunk`. Return whether all tokens are fed."""
         prefix, start = self.prefix, self._num_fed
         num_new = prefix.kv.num_tokens - len(prefix.tokens)
         if num_new > 0:
@@ -209,17 +213,15 @@ class Feed:
         return self._num_fed == len(self.tokens)
 
     def _pool(self, states: Tensor, start: int) -> None:
-        """Add the states of the tokens from number `start` on to their segments' sums."""
+        """Add states of the tokens from index `start` on to the sums of their segments."""
         self._totals = self._totals or [None] * len(self.segments)
         end = start + states.shape[1]
         first = len(self.tokens) - sum(self.segments)
         for index, length in enumerate(self.segments):
             lower, upper = max(start, first), min(end, first + length)
             if lower < upper:
-                total, before = (
-                    states[:, lower - start : upper - start].float().sum(1),
-                    self._totals[index],
-                )
+                total = states[:, lower - start : upper - start].float().sum(1)
+                before = self._totals[index]
                 self._totals[index] = total if before is None else before + total
             first += length
 
@@ -229,7 +231,7 @@ class Feed:
         return self._rows[-1][-1]
 
     def output(self, token: int) -> Output:
-        """The result, once all tokens are fed."""
+        """Return the result, once all tokens are fed."""
         rows = self._rows[0] if len(self._rows) == 1 else torch.cat(self._rows)
         totals = zip(self._totals, self.segments, strict=True)
         means = [
@@ -242,18 +244,18 @@ Steps = Generator[Feed | T, Output | None, None]
 """A call as a generator: it yields a `Feed` and receives its `Output`, or it yields a result of the call."""
 
 
-def fed(feed: Feed) -> Generator[Feed, Output | None, Output]:
-    """Have `feed` fed; the result."""
+def run_feed(feed: Feed) -> Generator[Feed, Output | None, Output]:
+    """Run `feed` through the model, in as many steps as it takes, and return its output."""
     output = yield feed
     if output is None:
-        raise RuntimeError("a feed is answered by its output")
+        raise RuntimeError("the worker answered a feed without its output")
     return output
 
 
 def equal_shares(sizes: Sequence[int], total: int) -> list[int]:
-    """Divide `total`: no share exceeds its size, and none is less than another that equals its size.
+    """Divide `total` into equal shares, except that no share exceeds its size.
 
-    With `total` of at least the number of sizes, everyone gets at least one.
+    If `total` is at least the number of sizes, each share is at least 1.
     """
     if sum(sizes) <= total:
         return list(sizes)
@@ -266,7 +268,7 @@ def equal_shares(sizes: Sequence[int], total: int) -> list[int]:
 
 
 def run_step(lm: CausalLM, plan: Sequence[tuple[Feed, int]]) -> list[tuple[Feed, Output]]:
-    """Feed so many tokens of each of `plan` in one forward pass. Returns the outputs of those that are complete."""
+    """Feed the planned number of tokens of each feed in one forward pass. Return the outputs of complete feeds."""
     forwards = lm.forward_step([feed.chunk(num_tokens) for feed, num_tokens in plan])
     complete = [
         feed for (feed, _), forward in zip(plan, forwards, strict=True) if feed.take(forward)
@@ -279,13 +281,13 @@ def run_step(lm: CausalLM, plan: Sequence[tuple[Feed, int]]) -> list[tuple[Feed,
 
 
 def _drawn(feeds: Sequence[Feed]) -> dict[int, int]:
-    """The next token of each feed, by the feed's identity."""
+    """Draw the next token of each feed; return the tokens by the feeds' `id`."""
     if not feeds:
         return {}
-    own = [feed.shape(feed.last_row) if feed.shape else feed.last_row for feed in feeds]
-    if len({row.dtype for row in own}) > 1:  # penalties are applied in fp32
-        own = [row.float() for row in own]
-    rows = own[0][None] if len(own) == 1 else torch.stack(own)
+    rows = [feed.transform(feed.last_row) if feed.transform else feed.last_row for feed in feeds]
+    if len({row.dtype for row in rows}) > 1:  # penalties are applied in fp32
+        rows = [row.float() for row in rows]
+    logits = rows[0][None] if len(rows) == 1 else torch.stack(rows)
     samplings = [feed.sampling for feed in feeds if feed.sampling]
     positions = [len(feed.prefix.tokens) for feed in feeds]
-    return dict(zip(map(id, feeds), draw_each(rows, samplings, positions), strict=True))
+    return dict(zip(map(id, feeds), draw_each(logits, samplings, positions), strict=True))

@@ -32,24 +32,24 @@ if TYPE_CHECKING:
 P = TypeVar("P", bound=Piece)
 
 MAX_TOKEN_CHARACTERS = 16
-"""Characters of a text for each token of the window, above which it is refused without being tokenized."""
+"""A text with more characters for each token of the window is refused without being tokenized."""
 
 TEXT_OVERLAP = 8
 """Tokens of the context decoded with a segment, for tokenizers whose first piece depends on the preceding text."""
 
 LETTER = "A"
-"""Stands for the beginning or the end of a word next to a text that is tokenized."""
+"""Stands for a word next to the text that is tokenized."""
 
 MAX_CHARACTER_BYTES = 4
-"""Most bytes of a character in UTF-8, and so most tokens that one is spread over."""
+"""Maximum bytes of a character in UTF-8, and so maximum tokens that it is spread over."""
 
 _CONTINUATION = re.compile(rb"[\x80-\xbf]")
-"""A byte of a character after its first."""
+"""A byte that continues a character in UTF-8."""
 
 
 @dataclass(frozen=True, slots=True)
-class Inside:
-    """A text that was tokenized within other texts."""
+class TokenizedPart:
+    """A text that was tokenized as a part of a longer one, between `head` and `tail`."""
 
     head: str
     num_head_ids: int
@@ -59,7 +59,7 @@ class Inside:
 
 
 class ModelTokenizer:
-    """A model's tokenizer, with the model's end-of-sequence ids, number of embeddings and context window."""
+    """A model's tokenizer, with the end-of-sequence ids, number of embeddings and context window of the model."""
 
     def __init__(
         self,
@@ -76,13 +76,15 @@ class ModelTokenizer:
 
     @cached_property
     def token_bytes(self) -> "TokenBytes":
-        """The UTF-8 bytes each token adds to a text."""
+        """The UTF-8 bytes that each token adds to a text."""
         return TokenBytes(self.raw, self.mark_ids)
 
     @cached_property
     def mark_ids(self) -> frozenset[int]:
-        """Special tokens that mark reasoning, in a form that is told apart: unlike other special tokens, they are part
-        of the text, in which readers find them."""
+        """Special tokens that mark reasoning in a known form.
+
+        Unlike other special tokens, they are part of the text, so that its readers find them.
+        """
         added = self.raw.get_added_vocab()
         marks = {added[mark] for form in known_forms(added) for mark in form.marks}
         return frozenset(marks & special_ids(self.raw)) - self.eos_ids
@@ -94,12 +96,12 @@ class ModelTokenizer:
 
     @cached_property
     def num_ordinary_ids(self) -> int:
-        """Exclusive upper limit of the ordinary ids; some ids below may be of added tokens."""
+        """Exclusive upper limit of the ordinary ids; some lower ids may be those of added tokens."""
         ids: set[int] = set(self.raw.get_vocab().values())
         return 1 + max(ids - self.added_ids, default=-1)
 
     def num_ordinary(self, token_ids: Sequence[int]) -> int:
-        """Number of `token_ids` before the first that is not ordinary: an added token, or padding of the vocabulary."""
+        """Return the number of `token_ids` before the first added token or padding of the vocabulary."""
         limit, added = self.num_ordinary_ids, self.added_ids
         return next(
             (i for i, id in enumerate(token_ids) if id >= limit or id in added), len(token_ids)
@@ -107,7 +109,7 @@ class ModelTokenizer:
 
     @cached_property
     def end_of_turn(self) -> int:
-        """The end-of-sequence token that ends an assistant's turn in the chat template; without one, the smallest.
+        """The end-of-sequence token that ends an assistant's turn in the chat template, or else the smallest one.
 
         A model may have several: QwQ has `<|endoftext|>` and `<|im_end|>`, and only the second ends a turn.
         """
@@ -117,7 +119,7 @@ class ModelTokenizer:
         )
 
     def encode(self, prompt: Prompt) -> Piece:
-        """Tokenize a prompt, at most as long as the window may hold. See `semspec.protocols.Target.encode`."""
+        """Tokenize a prompt that may fit the window. See `semspec.protocols.Target.encode`."""
         if isinstance(prompt, TokenIds):
             self.check_room(len(prompt.ids), "prompt")
             if not prompt.ids:
@@ -136,17 +138,13 @@ class ModelTokenizer:
             self.check_length(len(prompt), "prompt")
             text, ids = prompt, self.raw.encode(prompt)
         else:
-            conversation = (
-                prompt if isinstance(prompt, Conversation) else Conversation(tuple(prompt))
+            talk = prompt if isinstance(prompt, Conversation) else Conversation(tuple(prompt))
+            num_characters = sum(
+                len(message.content) + len(message.tool_calls) for message in talk.messages
             )
-            messages, tools, variables = (
-                conversation.messages,
-                conversation.tools,
-                conversation.variables,
-            )
-            num_characters = sum(len(one.content) + len(one.tool_calls) for one in messages)
-            self.check_length(num_characters + len(tools) + len(variables), "messages")
-            text = render(self.raw, messages, self.info.model, tools, variables)
+            num_characters += len(talk.tools) + len(talk.variables)
+            self.check_length(num_characters, "messages")
+            text = render(self.raw, talk.messages, self.info.model, talk.tools, talk.variables)
             ids = self.ids_of(text)
         if not text.strip() or not ids:
             raise InvalidRequest(
@@ -156,7 +154,7 @@ class ModelTokenizer:
         return Piece(text, tuple(ids), self.info.tokenizer)
 
     def tokenize(self, text: str) -> list[Token]:
-        """See `semspec.protocols.Target.tokenize`."""
+        """Tokenize a text. See `semspec.protocols.Target.tokenize`."""
         self.check_length(len(text), "text")
         tokens = tokenize(self.raw, text)
         self.check_room(len(tokens), "text")
@@ -164,37 +162,37 @@ class ModelTokenizer:
         return tokens
 
     def ids_of(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        """The token ids of a text."""
+        """Return the token ids of a text."""
         ids: list[int] = self.raw.encode(text, add_special_tokens=add_special_tokens)
         return ids
 
     def read_ids(self, piece: Piece, before: str) -> Sequence[int]:
-        """Token ids of a piece that follows the text `before`; `before` is empty for the first piece of a context.
+        """Return the token ids of a piece that follows the text `before`, empty for the first piece of a context.
 
-        Ids of this tokenizer stay as they are. The text of another tokenizer is tokenized as a part of a longer text,
-        so that a context has the ids of its whole text:
+        Ids of this tokenizer are returned unchanged. Text with the ids of another tokenizer is tokenized as a part of a
+        longer text, so that a context has the ids of its whole text:
 
-        - It follows the added token that `before` ends with, or else a short text that does not join it. So a tokenizer
-          that marks the beginning of a text does not mark the beginning of each piece.
+        - It follows the added token that `before` ends with, or else a short text whose tokens do not merge with it. So
+          a tokenizer that marks the beginning of a text does not mark the beginning of each piece.
         - If it ends with white space, a letter follows it, because GPT-2's pre-tokenizer makes two tokens of a blank
           line before a word and one at the end of a text. At an end of sequence, which ends the text, nothing follows.
 
-        What really follows the piece is never read. So a piece keeps its ids when the context grows, and a longer
-        context finds the shorter one in a cache. The ids differ from those of the whole text only where a token would
-        reach over the border of two pieces.
+        The text that really follows the piece is never read. So a piece keeps its ids when the context grows, and the
+        cache finds the shorter context for a longer one. The ids differ from those of the whole text only where a token
+        would cross the border of two pieces.
 
         Raises: InvalidRequest when an id has no embedding.
         """
-        if self._has_own_ids(piece):
+        if self._has_valid_ids(piece):
             self.check_embedded(piece.token_ids, "token_ids")
             return piece.token_ids
         is_ended = isinstance(piece, Segment) and piece.end is SegmentEnd.EOS
-        ids = self._inside(before, piece.text, is_ended).ids
+        ids = self._tokenize_part(before, piece.text, is_ended).ids
         self.check_embedded(ids, "text")
         return [*ids, self.end_of_turn] if is_ended else ids
 
     def read_all(self, pieces: Sequence[Piece]) -> list[Sequence[int]]:
-        """Token ids of each of `pieces`, which are a whole context. Raises: what `read_ids` raises."""
+        """Return the token ids of each piece of a whole context. Raises: what `read_ids` raises."""
         ids, before = list[Sequence[int]](), ""
         for piece in pieces:
             ids.append(self.read_ids(piece, before))
@@ -203,17 +201,17 @@ class ModelTokenizer:
 
     def tokens_after(self, before: str, text: str) -> list[Token]:
         """Tokenize a text that follows `before`, with the ids of `read_ids`. Raises: Mismatch as `tokenize`."""
-        inside = self._inside(before, text)
-        tokens = tokenize(self.raw, inside.head + text + inside.tail)
-        shift, end = len(inside.head), len(inside.head) + len(text)
+        part = self._tokenize_part(before, text)
+        tokens = tokenize(self.raw, part.head + text + part.tail)
+        shift, end = len(part.head), len(part.head) + len(text)
         return [
             replace(token, start=token.start - shift, stop=token.stop - shift)
-            for token in tokens[inside.num_head_ids :]
+            for token in tokens[part.num_head_ids :]
             if token.start < end
         ]
 
-    def _inside(self, before: str, text: str, is_ended: bool = False) -> "Inside":
-        """Tokenize `text` in the surroundings that `read_ids` describes, or in fewer if its tokens join them."""
+    def _tokenize_part(self, before: str, text: str, is_ended: bool = False) -> TokenizedPart:
+        """Tokenize `text` with the head and tail that `read_ids` describes, unless its tokens merge with theirs."""
         bos = self.raw.bos_token
         wants_specials = not before and not (bos and text.startswith(bos))
         anchor, letter_ids = self._anchor(before, text), self._letter_ids
@@ -228,10 +226,10 @@ class ModelTokenizer:
             start, stop = len(head_ids), len(ids) - len(tail_ids)
             if start <= stop and tuple(ids[:start]) == head_ids and tuple(ids[stop:]) == tail_ids:
                 break
-        return Inside(head, start, ids[start:stop], tail)
+        return TokenizedPart(head, start, ids[start:stop], tail)
 
     def _anchor(self, before: str, text: str) -> tuple[str, tuple[int, ...]]:
-        """Return the text and ids in place of `before` when `text` is tokenized; empty if `text` is the first."""
+        """Return the head that replaces `before` when `text` is tokenized, and its ids; empty without `before`."""
         if not before:
             return "", ()
         sizes, texts = self._added_texts
@@ -248,14 +246,14 @@ class ModelTokenizer:
 
     @cached_property
     def _letter_ids(self) -> tuple[int, ...]:
-        """The ids of `LETTER` at the beginning of a line; none if the tokenizer does not know it."""
+        """The ids of `LETTER` at the beginning of a line; none if the tokenizer merges it or does not know it."""
         line = self.ids_of("\n")
         ids = self.ids_of("\n" + LETTER)
         is_apart = ids[: len(line)] == line and self.raw.unk_token_id not in ids
         return tuple(ids[len(line) :]) if is_apart else ()
 
     def segment_ids(self, segments: Sequence[Piece]) -> list[list[int]]:
-        """Token ids of each of `segments`, which are `owned`. Raises: InvalidRequest when there are none to score."""
+        """Return the token ids of each segment, already retokenized. Raises: InvalidRequest when there are none."""
         ids = [list(token_ids) for token_ids in self.read_all(segments)]
         if not ids or not all(ids):
             raise InvalidRequest(
@@ -263,32 +261,34 @@ class ModelTokenizer:
             )
         return ids
 
-    async def owned(self, pieces: tuple[P, ...]) -> tuple[P, ...]:
-        """Return a whole context's `pieces` with ids of this tokenizer. Texts are tokenized in a thread, at most as
-        long as the window may hold. Raises: ContextTooLong; what `read_ids` raises."""
-        texts = [piece.text for piece in pieces if not self._has_own_ids(piece)]
+    async def retokenize(self, pieces: tuple[P, ...]) -> tuple[P, ...]:
+        """Return the pieces of a whole context with ids of this tokenizer. Texts are tokenized in a thread.
+
+        Raises: ContextTooLong, before texts are tokenized that cannot fit the window; what `read_ids` raises.
+        """
+        texts = [piece.text for piece in pieces if not self._has_valid_ids(piece)]
         if not texts:
             return pieces
         self.check_length(sum(map(len, texts)), "context")
-        return await asyncio.to_thread(self._owned, pieces)
+        return await asyncio.to_thread(self._retokenize, pieces)
 
-    def _owned(self, pieces: tuple[P, ...]) -> tuple[P, ...]:
+    def _retokenize(self, pieces: tuple[P, ...]) -> tuple[P, ...]:
         fingerprint = self.info.tokenizer
         return tuple(
             replace(piece, token_ids=tuple(token_ids), tokenizer=fingerprint)
             for piece, token_ids in zip(pieces, self.read_all(pieces), strict=True)
         )
 
-    def _has_own_ids(self, piece: Piece) -> bool:
-        """Whether the ids of `piece` are tokens of this tokenizer."""
-        own = self.info.tokenizer
-        if piece.tokenizer == own:
-            return True
-        ids = piece.token_ids
-        return shares_ordinary_tokens(piece.tokenizer, own) and self.num_ordinary(ids) == len(ids)
+    def _has_valid_ids(self, piece: Piece) -> bool:
+        """Whether the ids of `piece` mean the same tokens for this tokenizer."""
+        fingerprint, ids = self.info.tokenizer, piece.token_ids
+        return piece.tokenizer == fingerprint or (
+            shares_ordinary_tokens(piece.tokenizer, fingerprint)
+            and self.num_ordinary(ids) == len(ids)
+        )
 
     def context_ids(self, context: Context) -> list[int]:
-        """Token ids of a whole context. Raises: InvalidRequest when it is empty."""
+        """Return the token ids of a whole context. Raises: InvalidRequest when it is empty."""
         ids = [token for piece_ids in self.read_all(context.pieces) for token in piece_ids]
         if not ids:
             raise InvalidRequest("the context is empty", "context", remedy="send a prompt")
@@ -305,7 +305,7 @@ class ModelTokenizer:
             )
 
     def check_length(self, num_characters: int, parameter: str) -> None:
-        """Raises: ContextTooLong when so many characters are more than the model's context window may hold."""
+        """Raises: ContextTooLong when a text of `num_characters` cannot fit the model's context window."""
         window = self.info.max_context_tokens
         if num_characters > window * MAX_TOKEN_CHARACTERS:
             raise ContextTooLong(
@@ -332,17 +332,17 @@ class ModelTokenizer:
         )
 
     def without_bos(self, text: str) -> str:
-        """`text` without a leading beginning-of-sequence token, for a server that adds one itself."""
+        """Return `text` without a leading beginning-of-sequence token, for a server that adds one itself."""
         bos = self.raw.bos_token
         if bos and text.startswith(bos) and self.ids_of("", True)[:1] == [self.raw.bos_token_id]:
             return text[len(bos) :]
         return text
 
     def text_of(self, context: Sequence[int], tokens: Sequence[int]) -> str:
-        """Return the text that `tokens` add after `context`, without special tokens but those of `mark_ids`.
+        """Return the text that `tokens` add after `context`, without special tokens except `mark_ids`.
 
-        A character belongs to the tokens that complete it. If the budget of an answer is used up inside a character,
-        the text ends before the character, as in vLLM and TGI, while its tokens count as written.
+        A character belongs to the tokens that complete it. If the budget of an answer ends inside a character, the text
+        ends before the character, as in vLLM and TGI, but its tokens count as written.
         """
         overlap = context[self.character_start(context, max(0, len(context) - TEXT_OVERLAP)) :]
         return self._whole_text([*overlap, *tokens])[len(self._whole_text(overlap)) :]
@@ -350,7 +350,7 @@ class ModelTokenizer:
     def settled_text_of(self, context: Sequence[int], tokens: Sequence[int]) -> str:
         """Return the text that `tokens` add after `context`, as far as no later token changes it.
 
-        SentencePiece decodes consecutive byte tokens together, and all of them differently if one makes them invalid.
+        SentencePiece decodes consecutive byte tokens together; one that makes them invalid changes the text of all.
         """
         num_settled = len(tokens)
         while num_settled and self._is_byte(tokens[num_settled - 1]):
@@ -358,7 +358,7 @@ class ModelTokenizer:
         return self.text_of(context, tokens[:num_settled])
 
     def is_settled(self, tokens: Sequence[int]) -> bool:
-        """Whether the text of all `tokens` is in `settled_text_of`."""
+        """Whether `settled_text_of` returns the text of all `tokens`."""
         return not (tokens and self._is_byte(tokens[-1])) and not self.num_open_bytes(tokens)
 
     def _is_byte(self, token: int) -> bool:
@@ -366,13 +366,13 @@ class ModelTokenizer:
         return BYTE_PIECE.fullmatch(self.piece_of(token)) is not None
 
     def piece_of(self, token: int) -> str:
-        """Return the entry of `token` in the vocabulary, which is its text in the notation of the tokenizer."""
+        """Return the entry of `token` in the vocabulary: its text in the tokenizer's notation."""
         if token not in self._pieces:
             self._pieces[token] = str(self.raw.convert_ids_to_tokens(token))
         return self._pieces[token]
 
     def _whole_text(self, tokens: Sequence[int]) -> str:
-        """Return the text of `tokens`, without a character at the end that they do not complete."""
+        """Return the text of `tokens`, without an incomplete character at the end."""
         num_bytes, kept = self.num_open_bytes(tokens), list(tokens)
         while num_bytes and len(data := self.token_bytes(kept[-1])) <= num_bytes:
             num_bytes -= len(data)
@@ -381,7 +381,7 @@ class ModelTokenizer:
         return text.removesuffix("\N{REPLACEMENT CHARACTER}") if num_bytes else text
 
     def num_open_bytes(self, tokens: Sequence[int]) -> int:
-        """Number of the last bytes of `tokens` that begin a character without completing it."""
+        """Return the number of bytes at the end of `tokens` that begin a character without completing it."""
         data = b""
         for token in reversed(tokens):
             data = self.token_bytes(token) + data
@@ -393,13 +393,13 @@ class ModelTokenizer:
 
     def character_start(self, tokens: Sequence[int], index: int) -> int:
         """Return the last index up to `index` whose token does not begin inside a character."""
-        for place in range(index, max(-1, index - MAX_CHARACTER_BYTES), -1):
-            if place == len(tokens) or not _CONTINUATION.match(self.token_bytes(tokens[place])):
-                return place
+        for start in range(index, max(-1, index - MAX_CHARACTER_BYTES), -1):
+            if start == len(tokens) or not _CONTINUATION.match(self.token_bytes(tokens[start])):
+                return start
         return index
 
     def token_text(self, token: int) -> str:
-        """The text of a single token, special tokens included."""
+        """Return the text of a single token, special tokens included."""
         if token not in self._token_texts:
             self._token_texts[token] = self.raw.decode([token])
         return self._token_texts[token]
@@ -410,12 +410,12 @@ class ModelTokenizer:
 
 
 def parameter_of(prompt: Prompt) -> str:
-    """The request field of a prompt of this type."""
+    """Return the request field of a prompt of this type."""
     return "prompt" if isinstance(prompt, str | TokenIds) else "messages"
 
 
 def special_ids(tokenizer: "PreTrainedTokenizerBase") -> frozenset[int]:
-    """Return the ids of all special tokens, also of those that have no role."""
+    """Return the ids of all special tokens, including those without a role."""
     added = tokenizer.added_tokens_decoder.items()
     return frozenset(tokenizer.all_special_ids).union(
         token for token, content in added if content.special
@@ -425,7 +425,7 @@ def special_ids(tokenizer: "PreTrainedTokenizerBase") -> frozenset[int]:
 def _decode(
     tokenizer: "PreTrainedTokenizerBase", tokens: Sequence[int], marks: frozenset[int] = frozenset()
 ) -> str:
-    """Return the text of `tokens`, without special tokens but `marks`."""
+    """Return the text of `tokens`, without special tokens except `marks`."""
     kept, skips_special = list(tokens), marks.isdisjoint(tokens)
     if not skips_special:
         dropped = special_ids(tokenizer) - marks
@@ -442,15 +442,17 @@ _OTHERS = sorted({*range(0x100)} - {*_PRINTABLE})
 BYTE_OF = {chr(byte): byte for byte in _PRINTABLE} | {
     chr(0x100 + index): byte for index, byte in enumerate(_OTHERS)
 }
-"""Character -> byte in byte-level tokenizers (GPT-2); printable characters stand for the byte of the same number."""
+"""Byte of each character in byte-level tokenizers (GPT-2); printable characters stand for the byte of their code."""
 
 BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
 """A single byte in SentencePiece's notation."""
 
 
 def tokenize(tokenizer: "PreTrainedTokenizerBase", text: str) -> list[Token]:
-    """The tokens of `text`, without special tokens. Tokens that share a character all have it as their text. Raises:
-    Mismatch when the tokenizer does not return offsets."""
+    """Return the tokens of `text`, without special tokens. Tokens that share a character all have it as their text.
+
+    Raises: Mismatch when the tokenizer does not return offsets.
+    """
     if not tokenizer.is_fast:
         raise Mismatch(
             "the model's tokenizer returns no token offsets", remedy="save it with a tokenizer.json"
@@ -461,8 +463,10 @@ def tokenize(tokenizer: "PreTrainedTokenizerBase", text: str) -> list[Token]:
 
 
 class TokenBytes:
-    """The UTF-8 bytes each token adds to a text. A token may be part of a character; special tokens but `marks` add
-    none."""
+    """The UTF-8 bytes that each token adds to a text.
+
+    A token may be part of a character. Special tokens except `marks` add none.
+    """
 
     def __init__(
         self, tokenizer: "PreTrainedTokenizerBase", marks: frozenset[int] = frozenset()
@@ -473,7 +477,7 @@ class TokenBytes:
             decoder is not None and b'"type":"ByteLevel"' in decoder.__getstate__()
         )
         self._before: list[int] = tokenizer.encode("a", add_special_tokens=False)
-        """Decoded before each token: some decoders strip the beginning of a text."""
+        """Decoded before each token, because some decoders strip the beginning of a text."""
         self._known: dict[int, bytes] = {}
 
     def __call__(self, token: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Weights of a checkpoint: each weight of the model comes from the checkpoint's files, or the model is refused."""
+"""Loads weights of a checkpoint, and refuses a model if its files lack any of them."""
 
 import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ from semspec.errors import Mismatch
 AutoModel = type[AutoModelForCausalLM] | type[AutoModelForSequenceClassification]
 
 NUM_NAMED = 3
-"""Weights that a message names; it counts the others."""
+"""Number of weights that a message names."""
 
 logger = logging.getLogger(__name__)
 
@@ -24,9 +24,9 @@ def load_weights(
 ) -> PreTrainedModel:
     """Load the model `name` from the safetensors in `folder`, without remote code, onto the CPU.
 
-    transformers draws weights at random that the files lack or hold in another size. Such a model is refused.
+    transformers initialises weights at random that the files lack or have in another size. Such a model is refused.
 
-    Raises: Mismatch with the names of these weights; what transformers raises for other faults.
+    Raises: Mismatch with the names of these weights; transformers' errors for other faults.
     """
     with _without_report():
         model, info = auto_model.from_pretrained(
@@ -41,7 +41,11 @@ def load_weights(
     if unexpected := info["unexpected_keys"]:
         kind, names = type(model).__name__, _listed(unexpected)
         logger.warning(
-            "model %r: %s does not use %d of its weights: %s", name, kind, len(unexpected), names
+            "model %r: %s does not use %d weights of the checkpoint: %s",
+            name,
+            kind,
+            len(unexpected),
+            names,
         )
     loaded: PreTrainedModel = model
     return loaded
@@ -50,7 +54,7 @@ def load_weights(
 def check_weights(name: str, found: Mapping[str, Sequence[int]], outline: PreTrainedModel) -> None:
     """Compare names and sizes of the weights `found` in files with those of `outline`, a model without values.
 
-    Names of another layout, which transformers converts, are left to `load_weights`.
+    If the files have names of another layout, which transformers converts, only `load_weights` checks them.
 
     Raises: Mismatch with the names of weights that are missing or have another size.
     """
@@ -71,7 +75,7 @@ def safetensors_sizes(folder: str) -> dict[str, list[int]]:
     sizes = dict[str, list[int]]()
     for path in Path(folder).glob("*.safetensors"):
         with safe_open(path, "pt") as file:
-            sizes |= {key: file.get_slice(key).get_shape() for key in file.keys()}  # noqa: SIM118  # no dictionary
+            sizes |= {key: file.get_slice(key).get_shape() for key in file.keys()}  # noqa: SIM118  # not a dictionary
     return sizes
 
 
@@ -102,7 +106,7 @@ def _listed(names: Collection[str]) -> str:
 
 @contextmanager
 def _without_report() -> Iterator[None]:
-    """Keep transformers' table of missing and unexpected weights out of the log; one line has the same content."""
+    """Keep transformers' table of missing and unexpected weights out of the log; `load_weights` logs one line."""
 
     def is_kept(record: logging.LogRecord) -> bool:
         return "LOAD REPORT" not in record.getMessage()

@@ -22,16 +22,16 @@ from semspec.observability import Durations, Metric
 T = TypeVar("T")
 
 AHEAD_S = 1.0
-"""How long a call that is ahead of need comes after others; by then someone may wait for it."""
+"""How long calls made ahead of need yield to others; after that, a caller may be waiting for them."""
 
-REUNION_S = 0.001
-"""How long callers that were answered together have to call again before a step runs without them."""
+REGROUP_S = 0.001
+"""How long a step waits for callers that were answered together, who may call again together."""
 
 MAX_CALLS = 256
-"""Maximum number of calls under way, waiting ones included."""
+"""Maximum number of running and waiting calls."""
 
 STEP_TOKENS = 512
-"""Maximum tokens of a step, so that tokens of other calls need not wait long for a prompt."""
+"""Maximum tokens of a step, so that other calls do not wait long while a prompt is read."""
 
 _log = logging.getLogger(__name__)
 
@@ -43,18 +43,18 @@ class _Call(Generic[T]):
         self.steps = steps
         self._ahead_until = monotonic() + AHEAD_S if is_ahead else 0.0
         self.feed: Feed
-        """What the call waits for, once started."""
+        """The feed that the call waits for, once it has started."""
         self.is_cancelled = False
         self.results = Results[T]()
         self._loop = asyncio.get_running_loop()
 
     @property
     def is_ahead(self) -> bool:
-        """Whether it comes after other calls."""
+        """Whether the call yields to others."""
         return self._ahead_until > monotonic()
 
     def advance(self, output: Output | None = None) -> bool:
-        """Run on, to the next feed; False when the call has ended."""
+        """Run the call to its next feed. Return False if it has ended instead."""
         try:
             while not self.is_cancelled:
                 request = self.steps.send(output)
@@ -70,25 +70,27 @@ class _Call(Generic[T]):
             self._send(error)
         return False
 
-    def end(self, error: BaseException | None) -> None:
-        """End the call before its time."""
+    def abort(self, error: BaseException | None) -> None:
+        """End the call early, with an `error` unless it was cancelled."""
         self.steps.close()
         self._send(error)
 
     def _send(self, result: T | BaseException | None) -> None:
         try:
             self._loop.call_soon_threadsafe(self.results.put, result)
-        except RuntimeError:  # the loop is closed, so there is no caller
+        except RuntimeError:  # the loop is closed: there is no caller any more
             self.is_cancelled = True
 
 
 class Results(Generic[T]):
-    """The results of a call that its caller has not taken: texts of one segment are joined, so that a caller who is
-    slower than the model has less to do. Not thread-safe."""
+    """A queue of a call's results. Not thread-safe.
+
+    Waiting texts of one segment are joined, so that a caller who is slower than the model has fewer results to handle.
+    """
 
     def __init__(self) -> None:
         self._waiting: deque[T | BaseException | None] = deque()
-        self._has_some = asyncio.Event()
+        self._is_filled = asyncio.Event()
 
     def put(self, result: T | BaseException | None) -> None:
         """Add a result, an error, or None for the end."""
@@ -100,18 +102,18 @@ class Results(Generic[T]):
             self._waiting.append(result)
         else:
             self._waiting[-1] = cast(T, joined)
-        self._has_some.set()
+        self._is_filled.set()
 
     async def get(self) -> T | BaseException | None:
-        """Take the first one, and wait for it."""
+        """Wait for the first result, and take it."""
         while not self._waiting:
-            self._has_some.clear()
-            await self._has_some.wait()
+            self._is_filled.clear()
+            await self._is_filled.wait()
         return self._waiting.popleft()
 
 
 class Scheduler:
-    """Plans steps within a budget of tokens, shared equally, and one of memory, given to the oldest calls first."""
+    """Plans steps. Calls share a budget of tokens equally; memory goes to the oldest calls first."""
 
     def __init__(
         self, cache: PrefixCache, max_kv_bytes: int, step_tokens: int = STEP_TOKENS
@@ -121,14 +123,14 @@ class Scheduler:
         self.num_preempted = 0  # calls whose keys and values were evicted
 
     def has_room(self, feeds: Sequence[Feed]) -> bool:
-        """Whether another call may start beside `feeds`."""
+        """Whether another call may start next to those of `feeds`."""
         return not feeds or sum(feed.prefix.kv.nbytes for feed in feeds) < self.max_kv_bytes
 
     def plan(self, feeds: Sequence[Feed]) -> list[tuple[Feed, int]]:
-        """The tokens to feed next of each of `feeds`, the oldest first.
+        """Return the feeds of the next step, each with its number of tokens. `feeds`: of all calls, the oldest first.
 
-        Where memory is short, cached prefixes are dropped first, then keys and values of the youngest calls, which are
-        computed again when there is memory. The oldest call runs in any case, so that all calls end.
+        If memory is short, cached prefixes are dropped first, then the keys and values of the youngest calls, which are
+        computed again when there is memory. The oldest call always runs, so that every call ends at some time.
         """
         shares = equal_shares([feed.num_left for feed in feeds], self._step_tokens)
         growths = [feed.prefix.kv.growth_bytes(feed.end) for feed in feeds]
@@ -137,9 +139,8 @@ class Scheduler:
         num_bytes = sum(feed.prefix.kv.nbytes for feed in feeds)
         planned: list[tuple[Feed, int]] = []
         for index, (feed, share) in enumerate(zip(feeds, shares, strict=True)):
-            growth = feed.prefix.kv.growth_bytes(
-                feed.end
-            )  # more than before, if it was evicted for an older call
+            # Computed again: it is larger now if the call was evicted for an older one.
+            growth = feed.prefix.kv.growth_bytes(feed.end)
             if growth and not self._fits(num_bytes + growth):
                 num_bytes -= self._evict(feeds[index + 1 :], num_bytes + growth)
                 if index and not self._fits(num_bytes + growth):
@@ -149,15 +150,13 @@ class Scheduler:
         return planned
 
     def _fits(self, num_bytes: int) -> bool:
-        """Whether running calls may take so many bytes; drops cached prefixes for them."""
-        while (
-            is_too_much := num_bytes + self.cache.num_bytes > self.max_kv_bytes
-        ) and self.cache.prefixes:
+        """Drop cached prefixes until running calls may take `num_bytes`. Return False if they still may not."""
+        while num_bytes + self.cache.num_bytes > self.max_kv_bytes and self.cache.prefixes:
             self.cache.evict()
-        return not is_too_much
+        return num_bytes + self.cache.num_bytes <= self.max_kv_bytes
 
     def _evict(self, younger: Sequence[Feed], num_bytes: int) -> int:
-        """Drop keys and values of `younger`, the youngest first, until `num_bytes` fit. Returns how many were freed."""
+        """Drop keys and values of `younger` calls, youngest first, until `num_bytes` fit; return the freed bytes."""
         freed = 0
         for feed in reversed(younger):
             if self._fits(num_bytes - freed):
@@ -169,10 +168,10 @@ class Scheduler:
 
 
 class Worker:
-    """Admits calls between two steps, and answers their feeds."""
+    """The thread that runs steps: it admits calls between two steps, and answers their feeds."""
 
-    def __init__(self, name: str, lm: CausalLM, cache: PrefixCache, scheduler: Scheduler) -> None:
-        self._lm, self._cache, self.scheduler = lm, cache, scheduler
+    def __init__(self, name: str, lm: CausalLM, scheduler: Scheduler) -> None:
+        self._lm, self.scheduler, self._cache = lm, scheduler, scheduler.cache
         self._arrivals: queue.SimpleQueue[_Call[object] | None] = queue.SimpleQueue()
         self._waiting: deque[_Call[object]] = deque()
         self._running: list[_Call[object]] = []
@@ -180,7 +179,7 @@ class Worker:
         self._num_ended = 0
         """Number of calls that ended with the last step."""
         self.num_steps = 0
-        """Steps made, failed ones included: while there is work and this stands still, the model hangs."""
+        """Steps run, failed ones included: if it does not change while there is work, the model hangs."""
         self._times, self._num_tokens = Durations(), 0
         self._is_idle = self._is_closed = self._is_ending = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -188,24 +187,24 @@ class Worker:
 
     @property
     def is_busy(self) -> bool:
-        """Whether the thread computes, or has calls to compute."""
+        """Whether the thread runs steps or has calls."""
         return not (self._is_idle and self._arrivals.empty())
 
     def metrics(self) -> Iterator[Metric]:
-        """Called in another thread."""
+        """Yield the metrics. Called in another thread."""
         running, num_waiting = [*self._running], len(self._waiting) + self._arrivals.qsize()
         kv_bytes = self._cache.num_bytes + sum(call.feed.prefix.kv.nbytes for call in running)
         yield (
             "semspec_engine_kv_bytes",
-            "Keys and values of running calls and of cached prefixes.",
+            "Memory taken by keys and values of running calls and of cached prefixes.",
             kv_bytes,
         )
         yield (
             "semspec_engine_max_kv_bytes",
-            "Keys and values that there may be.",
+            "Limit on semspec_engine_kv_bytes.",
             self.scheduler.max_kv_bytes,
         )
-        yield "semspec_engine_calls_running", "Calls that share steps.", len(running)
+        yield "semspec_engine_calls_running", "Calls that take part in steps.", len(running)
         yield "semspec_engine_calls_waiting", "Calls that wait for memory.", num_waiting
         yield (
             "semspec_engine_preemptions_total",
@@ -214,21 +213,22 @@ class Worker:
         )
         yield (
             "semspec_engine_computed_tokens_total",
-            "Tokens fed, evicted ones again.",
+            "Tokens fed to the model, evicted ones each time they are fed again.",
             self._num_tokens,
         )
-        yield "semspec_engine_step_duration_seconds", "Of forward passes.", self._times
+        yield "semspec_engine_step_duration_seconds", "Duration of forward passes.", self._times
 
     async def stream(self, steps: Steps[T], is_ahead: bool = False) -> AsyncGenerator[T, None]:
-        """Run `steps` on the worker's thread and yield its results; `is_ahead`: see `GenerationParams`. Closing this
-        generator closes `steps` there, after the current step.
+        """Run `steps` on the worker's thread and yield its results; `is_ahead`: see `GenerationParams`.
+
+        Closing this generator closes `steps` on that thread, after the current step.
 
         Raises: Unavailable when closed, Overloaded when there are too many calls.
         """
         if self._is_closed:
             raise Unavailable("the engine is shut down", remedy="retry on another replica")
         if self._num_calls >= MAX_CALLS:
-            raise Overloaded(f"{MAX_CALLS} calls are under way", remedy="retry later")
+            raise Overloaded(f"the engine already has {MAX_CALLS} calls", remedy="retry later")
         call = _Call(steps, is_ahead)
         self._num_calls += 1
         self._arrivals.put(call)  # type: ignore[arg-type]
@@ -248,31 +248,31 @@ class Worker:
         await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
 
     def _run(self) -> None:
-        """Make steps until closed. After a defect the running calls fail and the thread goes on with later ones."""
+        """Run steps until closed. An unexpected error fails the current calls; the thread goes on with later ones."""
         while not self._is_ending:
             try:
-                self._make_steps()
+                self._run_steps()
             except Exception:
-                _log.exception("the engine's thread failed and goes on; its calls fail")
-                self._end_all(InternalError("the engine failed", remedy="its log has the details"))
-        self._end_all(Unavailable("the engine is shut down", remedy="retry on another replica"))
+                _log.exception("the engine failed its current calls after an unexpected error")
+                self._abort_all(InternalError("the engine failed", remedy="see the service's log"))
+        self._abort_all(Unavailable("the engine is shut down", remedy="retry on another replica"))
 
     @torch.inference_mode()
-    def _make_steps(self) -> None:
+    def _run_steps(self) -> None:
         while self._receive():
             self._start()
             if self._running:
                 self._compute(self.scheduler.plan([call.feed for call in self._running]))
             self.num_steps += 1
 
-    def _end_all(self, error: SemspecError) -> None:
+    def _abort_all(self, error: SemspecError) -> None:
         for call in [*self._running, *self._waiting]:
-            call.end(error)
+            call.abort(error)
         self._running.clear()
         self._waiting.clear()
 
     def _receive(self) -> bool:
-        """Take in new calls, waiting for one if there are none; False when closed."""
+        """Accept new calls, after waiting for one if there are none. Return False when closed."""
         if not (self._running or self._waiting):
             self._gather()
         while not self._arrivals.empty():
@@ -280,12 +280,12 @@ class Worker:
         return not self._is_ending
 
     def _gather(self) -> None:
-        """Wait for a call, and a moment for as many as the last step answered: their callers may call again."""
+        """Wait for a call, then briefly for as many as ended with the last step, whose callers may call again."""
         self._is_idle = True
         call = self._arrivals.get()
         self._is_idle = False
         self._accept(call)
-        until = monotonic() + REUNION_S
+        until = monotonic() + REGROUP_S
         while (
             len(self._waiting) < self._num_ended
             and not self._is_ending
@@ -304,16 +304,16 @@ class Worker:
         """End cancelled calls, and start waiting ones while there is room."""
         for call in [call for call in self._running if call.is_cancelled]:
             self._running.remove(call)
-            call.end(None)
+            call.abort(None)
         while self._waiting and self.scheduler.has_room([call.feed for call in self._running]):
-            call = min(self._waiting, key=attrgetter("is_ahead"))  # the first of the equal ones
+            call = min(self._waiting, key=attrgetter("is_ahead"))  # of equal calls, the first
             self._waiting.remove(call)
             if call.advance():
                 self._running.append(call)
-        self._running.sort(key=attrgetter("is_ahead"))  # the last ones yield their memory first
+        self._running.sort(key=attrgetter("is_ahead"))  # the last calls are evicted first
 
     def _compute(self, plan: list[tuple[Feed, int]]) -> None:
-        """One step. If it fails, its feeds run one at a time, so that only those fail that cannot be computed."""
+        """Run one step. If it fails, run its feeds one at a time, so that only the calls at fault fail."""
         start = perf_counter()
         try:
             outputs = run_step(self._lm, plan)
@@ -321,14 +321,16 @@ class Worker:
             if len(plan) == 1:
                 self._fail(plan[0][0], error)
                 return
-            _log.warning("a step of %d calls failed, its calls run alone: %s", len(plan), error)
+            _log.warning(
+                "step of %d calls failed; running them one at a time: %s", len(plan), error
+            )
             is_memory_short = isinstance(error, torch.OutOfMemoryError)
         else:
             self._times.add(perf_counter() - start)
             self._num_tokens += sum(num_tokens for _, num_tokens in plan)
             self._answer(outputs)
             return
-        # Outside the except block: the error, and with it the frames that hold the step's tensors, is released.
+        # Outside the except block, so that the error is released, and with it the frames that hold the step's tensors.
         if is_memory_short:
             self._free_memory()
         for part in plan:
@@ -350,19 +352,19 @@ class Worker:
         self._running.remove(call)
         if isinstance(error, torch.OutOfMemoryError):
             _log.error(
-                "out of memory, with %d bytes in the cache: %s", self._cache.num_bytes, error
+                "out of memory with %d bytes in the prefix cache: %s", self._cache.num_bytes, error
             )
             error.with_traceback(None)  # its frames hold the step's tensors
-            call.steps.close()  # returns its prefix to the cache, which is emptied before the caller may call again
+            call.steps.close()  # returns its prefix to the cache, which is cleared before the caller may call again
             self._free_memory()
-            call.end(
+            call.abort(
                 Overloaded(
                     "the engine has no memory left for this call",
                     remedy="retry later, or on another replica",
                 )
             )
         else:
-            call.end(error)
+            call.abort(error)
 
     def _free_memory(self) -> None:
         self._cache.clear()

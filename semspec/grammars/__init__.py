@@ -1,1 +1,1 @@
-"""Grammars of clients: what is counted before they are compiled, and the processes that compile them first."""
+"""Checks of clients' grammars: limits on their text, and a trial compilation in a process that may be killed."""

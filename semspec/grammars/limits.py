@@ -1,4 +1,4 @@
-"""Counts what a client's schema or regular expression contains before any compiler sees it."""
+"""Limits on a client's JSON schema or regular expression, checked before it is compiled."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -8,25 +8,26 @@ from json import JSONDecodeError, JSONDecoder
 from typing import Any
 
 MAX_NODES = 20_000
-"""Maximum number of values in a schema. The compiler recurses; its stack is large enough for so many levels."""
+"""Maximum number of values in a schema. The compiler recurses; its stack has room for this many levels."""
 
 MAX_DEPTH = 100
 """Maximum nesting of objects and lists in a schema."""
 
 MAX_NAMES = 5000
-"""Most named properties of all objects, as in OpenAI's API: required ones compile in the square of their number."""
+"""Maximum number of named properties, as in OpenAI's API: the compiler's time grows with the square of the required
+ones."""
 
 MAX_REPETITIONS = 10_000
-"""Maximum sum of the numbers of items and properties and of the repetitions in patterns: a grammar grows with them."""
+"""Maximum sum of all numbers of items, properties and repetitions in patterns, with which a grammar grows."""
 
 MAX_PATTERN_CHARACTERS = 20_000
 """Maximum length of all regular expressions together."""
 
 MAX_MULTIPLE = 10_000
-"""Maximum product of all `multipleOf`, without decimal points: an automaton has a state for each remainder."""
+"""Maximum product of all `multipleOf`, decimal points left out: an automaton has a state for each remainder."""
 
-MOST = 10**18
-"""Larger numbers, which a float may not hold, count as this one."""
+LARGEST_NUMBER = 10**18
+"""Larger numbers, which may not fit a float, count as this one."""
 
 _MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 """Keywords whose keys are names or patterns, not keywords."""
@@ -40,8 +41,8 @@ _COUNTS = frozenset(
 _REPEATED = re.compile(r"\{(\d*),?(\d*)\}")
 
 
-class _Total:
-    """What a schema contains so far."""
+class _Counts:
+    """Numbers of what a schema contains so far."""
 
     def __init__(self) -> None:
         self.num_nodes = self.num_names = self.num_required = self.num_characters = 0
@@ -49,12 +50,12 @@ class _Total:
         self.multiple = 1.0
 
     def add(self, keyword: str, value: Any) -> None:
-        """Count a keyword's own part. Raises: ValueError."""
+        """Count a keyword and its value, without schemas inside it. Raises: ValueError when a limit is exceeded."""
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if keyword in _COUNTS and is_number:
-            self.num_repetitions += max(0, min(value, MOST))
+            self.num_repetitions += max(0, min(value, LARGEST_NUMBER))
         elif keyword == "multipleOf" and is_number and value > 0:
-            self.multiple *= _coefficient(min(value, MOST))
+            self.multiple *= _coefficient(min(value, LARGEST_NUMBER))
         elif keyword == "properties" and isinstance(value, Mapping):
             self.num_names += len(value)
         elif keyword == "required" and isinstance(value, list):
@@ -73,7 +74,7 @@ class _Total:
 
     def check(self) -> None:
         """Raises: ValueError when a limit is exceeded."""
-        for number, limit, what in (
+        for number, limit, message in (
             (self.num_nodes, MAX_NODES, "it has {} values"),
             (self.num_names, MAX_NAMES, "it names {} properties"),
             (self.num_required, MAX_NAMES, "it requires {} properties"),
@@ -86,20 +87,20 @@ class _Total:
             (self.multiple, MAX_MULTIPLE, "the product of its multipleOf is {}"),
         ):
             if number > limit:
-                raise ValueError(f"{what.format(f'{number:.15g}')}; the limit is {limit}")
+                raise ValueError(f"{message.format(f'{number:.15g}')}; the limit is {limit}")
 
 
 def check_schema(schema: Any) -> None:
-    """Raises: ValueError when a JSON schema is too large or too deep to be compiled."""
-    total = _Total()
+    """Check a JSON schema. Raises: ValueError when it is too large or too deep to be compiled."""
+    counts = _Counts()
     level: list[tuple[str, Any]] = [("", schema)]
     for _ in range(MAX_DEPTH):
-        total.num_nodes += len(level)
-        total.check()
+        counts.num_nodes += len(level)
+        counts.check()
         for kind, part in level:
             if isinstance(part, Mapping) and kind == "":
                 for keyword, value in part.items():
-                    total.add(keyword, value)
+                    counts.add(keyword, value)
         children = (child for kind, part in level for child in _children(kind, part))
         level = list(islice(children, MAX_NODES + 1))
         if not level:
@@ -108,24 +109,27 @@ def check_schema(schema: Any) -> None:
 
 
 def check_pattern(pattern: str) -> None:
-    """Raises: ValueError when a regular expression is too large to be compiled."""
-    _Total().add("pattern", pattern)
+    """Check a regular expression. Raises: ValueError when it is too large to be compiled."""
+    _Counts().add("pattern", pattern)
 
 
 def check_grammar(grammar: str) -> None:
-    """`check_schema` of each schema in a grammar in llguidance's Lark syntax. Raises: ValueError."""
+    """Apply `check_schema` to each schema in a grammar in llguidance's Lark syntax. Raises: ValueError."""
     for found in re.finditer(r"%json\s*", grammar):
         try:
             schema, _ = JSONDecoder().raw_decode(grammar, found.end())
         except RecursionError:
             raise ValueError(f"a schema is nested deeper than {MAX_DEPTH} levels") from None
         except JSONDecodeError:
-            continue  # which the compiler reports
+            continue  # the compiler reports it
         check_schema(schema)
 
 
 def _children(kind: str, part: Any) -> Iterator[tuple[str, Any]]:
-    """The values in a part of a schema. Kinds: "" for a schema or a list of them, "map" for named schemas, "data"."""
+    """Yield the values in a part of a schema, each with its kind.
+
+    Kinds: "" for a schema or a list of them, "map" for named schemas, "data" for values without schemas.
+    """
     if isinstance(part, list):
         yield from ((kind, value) for value in part)
     elif isinstance(part, Mapping) and kind:
@@ -138,6 +142,6 @@ def _children(kind: str, part: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _coefficient(number: float) -> float:
-    """`number` without its decimal point: 25 for 0.25."""
+    """Return `number` without its decimal point, such as 25 for 0.25."""
     _, digits, exponent = Decimal(repr(number)).normalize().as_tuple()
     return float(int("".join(map(str, digits)))) * 10.0 ** max(0, int(exponent))

@@ -1,8 +1,8 @@
 """Compiles grammars, one after another, for the process that starts this script and may kill it.
 
-A few bytes can keep the compiler computing for hours, take all memory, or overflow its stack. Reads lines of JSON:
-first the vocabulary, null for single bytes, then lists of grammars. Answers each by the first
-that is invalid and the reason, or null, and by the bytes that the compiled grammars take.
+A grammar of a few bytes can keep the compiler busy for hours, take all memory, or overflow the stack. This script reads
+lines of JSON: first the vocabulary, or null for single bytes, then lists of grammars. Its answer to each list is the
+first invalid grammar with the reason, or null, and the bytes that the compiled grammars take.
 """
 
 import ctypes
@@ -22,27 +22,27 @@ CPU_S = 2
 MEMORY_BYTES = 128 << 20
 """Bytes that compiling may add to the process's memory; a compiled grammar takes less."""
 LARGE_BYTES = 32 << 20
-"""Assumed size of a compiled grammar where the C library does not tell; the largest found took 35 MB."""
+"""Assumed size of compiled grammars if the C library does not report it; the largest one seen took 35 MB."""
 STACK_BYTES = 256 << 20
-"""Enough for `limits.MAX_NODES` nested values; only what is used takes memory."""
+"""Enough for `limits.MAX_NODES` nested values. Only the used part of a stack takes memory."""
 
 MAX_REASON = 300
 """Characters of the reason why a grammar is refused."""
 
 LIMITS = LLParserLimits(max_lexer_states=25_000, verbose_errors=False)
-"""A lexer state takes 1 to 2 kB, in the process that writes by the grammar."""
+"""A lexer state takes 1 to 2 kB, also in the process of the model."""
 
-_PLACE = re.compile(r"^(at )?\d+\(\d+\): (failed to compile JSON schema: )?")
-"""Place of an error in the grammar's text."""
+_LOCATION = re.compile(r"^(at )?\d+\(\d+\): (failed to compile JSON schema: )?")
+"""Location of an error in the grammar's text."""
 _QUOTE = re.compile(r"\n +1 \| ")
-"""Begins the grammar's text after an error in it."""
+"""Start of the grammar's text, which follows an error in it."""
 
 T = TypeVar("T")
 _starting = threading.Lock()
 
 
 class Vocabulary:
-    """A vocabulary for `llguidance.TokenizerWrapper`. It tokenizes nothing: forced text is drawn as any other."""
+    """A vocabulary for `llguidance.TokenizerWrapper`. It tokenizes nothing: forced text is drawn like any other."""
 
     bos_token_id = None
 
@@ -54,26 +54,27 @@ class Vocabulary:
 
 
 def compiled(tokenizer: LLTokenizer, grammar: str) -> tuple[LLMatcher, str]:
-    """The grammar in its first state, and why it is no grammar; the matcher is in error if it allows no text either.
+    """Compile a grammar; return its initial state and the error, if any.
 
-    Blocks, without the interpreter's lock. To be called `on_large_stack`.
+    The state also has an error if the grammar is valid but allows no text. Blocks, without the interpreter's lock. Call
+    it by `on_large_stack`.
     """
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)
     error = matcher.get_error()
-    matcher.compute_bitmask()  # which finds out whether there is a first token
+    matcher.compute_bitmask()  # fails if there is no first token
     return matcher, error
 
 
 def on_large_stack(work: Callable[[], T]) -> T:
-    """The result of `work`, which must not raise, in a thread of its own."""
+    """Run `work`, which must not raise, in a thread with a stack of `STACK_BYTES`, and return its result."""
     results: list[T] = []
     thread = threading.Thread(target=lambda: results.append(work()), name="compiler")
-    with _starting:  # the size is that of all threads that start
-        usual = threading.stack_size(STACK_BYTES)
+    with _starting:  # the stack size applies to every thread that starts
+        previous = threading.stack_size(STACK_BYTES)
         try:
             thread.start()
         finally:
-            threading.stack_size(usual)
+            threading.stack_size(previous)
     thread.join()
     return results[0]
 
@@ -116,10 +117,9 @@ def _allow_cpu_time() -> None:
 def _result(
     tokenizer: LLTokenizer, grammars: Sequence[str]
 ) -> tuple[tuple[int, str, bool] | None, int]:
-    """Compile grammars and return the first flaw, and the bytes that all take together.
+    """Compile grammars; return the first flaw, None if there is none, and the bytes that all grammars take together.
 
-    The flaw is the index of the first invalid grammar, the reason, and whether it is valid but allows no text; None if
-    all are valid.
+    A flaw is the index of the grammar, the reason, and whether the grammar is valid but allows no text.
     """
     matchers, before = list[LLMatcher](), _allocated_bytes()
     for index, grammar in enumerate(grammars):
@@ -141,7 +141,7 @@ class _Allocated(ctypes.Structure):
 
 
 def _allocated_bytes() -> int | None:
-    """Return the bytes that this process has allocated; None where the C library does not tell."""
+    """Return the bytes that this process has allocated; None if the C library does not report it."""
     try:
         mallinfo2 = ctypes.CDLL(None).mallinfo2
     except (OSError, AttributeError):
@@ -152,14 +152,13 @@ def _allocated_bytes() -> int | None:
 
 
 def short_reason(error: str) -> str:
-    """Return the compiler's error in one line, without the grammar's text, which it quotes whole."""
+    """Return the compiler's error in one line, without the grammar's text, which the compiler quotes."""
     quoted = _QUOTE.search(error)
     message = error[: quoted.start()] if quoted else error.partition("\n<")[0]
-    message = _PLACE.sub("", message.rpartition("\nerror: ")[2])
+    message = _LOCATION.sub("", message.rpartition("\nerror: ")[2])
     return " ".join(message[: 2 * MAX_REASON].split())[:MAX_REASON]
 
 
 if __name__ == "__main__":
-    on_large_stack(
-        main
-    )  # one thread for all: the stack of a thread that has ended is freed some time later
+    # One thread for all grammars, because the stack of a finished thread is freed only later.
+    on_large_stack(main)

@@ -140,14 +140,14 @@ def locate(
 def _download(
     pair: NamedPair, role: str, missing: list[PairFile], tell: Callable[[str], object]
 ) -> Path:
-    from semspec.engine.hub import fetch_file, size_of
+    from semspec.engine.hub import fetch_file, format_bytes
 
     file = pair.files[role]
     try:
         place = fetch_file(file.model, file.revision, tell)
     except Mismatch as error:
         listed = ", ".join(
-            f"{one.file} ({size_of(one.num_bytes)}, SHA-256 {one.sha256})" for one in missing
+            f"{one.file} ({format_bytes(one.num_bytes)}, SHA-256 {one.sha256})" for one in missing
         )
         remedy = f"put into a folder what is missing, and give it with --models FOLDER: {listed}"
         raise Mismatch(

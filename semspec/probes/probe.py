@@ -1,4 +1,4 @@
-"""The probe: a three-layer network that maps the states of a segment to its semantic probability."""
+"""The probe: a network of three layers that maps the states of a segment to its semantic probability."""
 
 import hashlib
 import json
@@ -25,7 +25,7 @@ LayerSet = Literal["all", "last"] | tuple[int, ...]
 
 
 def layer_indices(layers: LayerSet, num_layers_plus_one: int) -> tuple[int, ...]:
-    """The row indices of `layers`. Raises: InvalidRequest when the states have no such rows."""
+    """Return the row indices of `layers`. Raises: InvalidRequest when the states have no such rows."""
     if layers == "all":
         return tuple(range(num_layers_plus_one))
     if layers == "last":
@@ -36,15 +36,15 @@ def layer_indices(layers: LayerSet, num_layers_plus_one: int) -> tuple[int, ...]
         or any(not 0 <= index < num_layers_plus_one for index in layers)
     ):
         raise InvalidRequest(
-            f"layers {layers!r} of states that have layers 0 to {num_layers_plus_one - 1}",
+            f"there are no layers {layers!r}: the states have layers 0 to {num_layers_plus_one - 1}",
             "layers",
-            remedy='name some of these, or "all", or "last"',
+            remedy='name some of these layers, "all" or "last"',
         )
     return layers
 
 
 def num_features(features: FeatureSet, layers: LayerSet, shape: tuple[int, int]) -> int:
-    """Width of the feature vector for states of `shape` = (num_layers + 1, hidden_size)."""
+    """Return the number of features for states of `shape` `(num_layers + 1, hidden_size)`."""
     num_states = 0 if features == "surprisal" else shape[1] * len(layer_indices(layers, shape[0]))
     return num_states + (0 if features == "states" else len(SURPRISAL_FEATURES))
 
@@ -52,8 +52,10 @@ def num_features(features: FeatureSet, layers: LayerSet, shape: tuple[int, int])
 def assemble(
     features: FeatureSet, layers: LayerSet, states: Tensor, surprisal: Tensor | None
 ) -> Tensor:
-    """`[num_segments, num_features]` fp32 from states `[num_segments, num_layers + 1, hidden_size]` and surprisal
-    `[num_segments, num_surprisal_features]`."""
+    """Return features, fp32 `[num_segments, num_features]`.
+
+    `states`: `[num_segments, num_layers + 1, hidden_size]`; `surprisal`: `[num_segments, num_surprisal_features]`.
+    """
     parts: list[Tensor] = []
     if features != "surprisal":
         chosen = (
@@ -68,27 +70,27 @@ def assemble(
 
 
 PROBE_FORMAT = 2
-"""Format of an artifact. 2: its labels leave the judged segment out, tell ends of turns from boundaries, and contain no
-cut segments. Cards without a format are of format 1."""
+"""Format of an artifact. In format 2, labels leave out the judged segment, distinguish ends of turns from boundaries,
+and contain no truncated segments. A card that states no format has format 1."""
 
 
 def card_format(fields: object) -> object:
-    """The format that a card states."""
+    """Return the format that a card states."""
     return fields.get("format", 1) if isinstance(fields, dict) else None
 
 
 HIDDEN_SIZES = (256, 64)
 MAX_SHAPE = 10_000, 1_000_000
-"""Upper limits of a card's shape, above any model's: the shape determines how much memory is allocated."""
+"""Upper limits of a card's shape, above any model's, because it determines how much memory is allocated."""
 LEAST_PROBABILITY = 1e-4
-"""Lower limit of draft probabilities, which are divisors: a draft probability of 0 would accept every segment."""
+"""Lower limit of draft probabilities, by which target probabilities are divided: 0 would accept every segment."""
 
 CalibrationKind = Literal["none", "temperature"]
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeCard:
-    """Purpose and provenance of a probe: the JSON file next to its weights."""
+    """Description of a probe and its training: the JSON file next to its weights."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
@@ -110,7 +112,7 @@ class ProbeCard:
     state_convention: str = STATE_CONVENTION
     surprisal_features: tuple[str, ...] = SURPRISAL_FEATURES
     calibration: CalibrationKind = "none"
-    """"temperature" is folded into the last layer."""
+    """A "temperature" is part of the last layer's weights."""
     training: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, Any] = field(default_factory=dict)
     format: int = PROBE_FORMAT
@@ -139,7 +141,7 @@ class Probe(nn.Module):
         )
 
     def forward(self, features: Tensor) -> Tensor:
-        """Semantic probability `[num_samples]` in [0, 1] of features `[num_samples, num_inputs]`."""
+        """Return semantic probabilities in [0, 1], `[num_samples]`, of features `[num_samples, num_inputs]`."""
         return torch.sigmoid(self.network((features - self.mean) / self.scale)[..., 0])
 
 
@@ -148,8 +150,8 @@ def save_probe(
 ) -> None:
     """Write `path` (safetensors) and its card (`.json` next to it), each atomically.
 
-    `weights_dtype` is the dtype of the network. Scaling stays fp32: fp16 cannot represent a feature of
-    mean 1000 and deviation 0.1, as large models have.
+    `weights_dtype` is the dtype of the network. Scaling stays fp32, because fp16 cannot represent a feature with mean
+    1000 and standard deviation 0.1, as in large models.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     tensors = {
@@ -176,37 +178,40 @@ class Artifact:
 
 
 def load_card(path: Path) -> ProbeCard:
-    """The card of the artifact `path`. Raises: Mismatch when it is missing, damaged or of another format."""
+    """Load the card of the artifact `path`. Raises: Mismatch when it is missing, damaged or of another format."""
     with _readable(path):
         fields = read_json(path.with_suffix(".json"))
         if isinstance(fields, dict) and card_format(fields) != PROBE_FORMAT:
             raise Mismatch(
-                f"probe {path} has format {card_format(fields)!r}, this build serves format {PROBE_FORMAT}",
+                f"probe {path} has format {card_format(fields)!r}, but this build serves format {PROBE_FORMAT}",
                 remedy="train it "
                 "again with `semspec train run` and another `output` "
                 "(the bundled pair's: `--config examples/demo/semspec_demo/probes.yaml`)",
             )
-        return _card(fields)
+        return _parse_card(fields)
 
 
 def load_probe(path: Path) -> Artifact:
-    """Load an artifact. Raises: Mismatch when it is missing, damaged, not its card's weights, or of another format or
-    state convention."""
+    """Load an artifact.
+
+    Raises: Mismatch when it is missing, damaged, or of another format or state convention, or has other weights than
+    its card states.
+    """
     card = load_card(path)
     with _readable(path):
         data = regular(path).read_bytes()
         tensors = load(data)
     if card.weights_digest != (digest := _digest(data)):
         raise Mismatch(
-            f"probe {path} is not the weights of its card, which names the digest {card.weights_digest or 'of none'}, "
-            f"not {digest}: fetch both files again, or train the probe again"
+            f"probe {path} has the digest {digest}, but its card states {card.weights_digest or 'none'}",
+            remedy="fetch both files again, or train the probe again",
         )
     _check(card, path)
     try:
-        probe = _built(card, {name: value.float() for name, value in tensors.items()})
+        probe = _build(card, {name: value.float() for name, value in tensors.items()})
     except (RuntimeError, KeyError, IndexError) as error:
         raise Mismatch(
-            f"probe {path} does not have the size its card says", remedy="train it again"
+            f"probe {path} has another size than its card states", remedy="train it again"
         ) from error
     if not all(bool(value.isfinite().all()) for value in probe.state_dict().values()) or not bool(
         probe.scale.all()
@@ -220,6 +225,7 @@ def load_probe(path: Path) -> Artifact:
 
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
+    """Raises: Mismatch in place of any error of the block about a file that is missing or damaged."""
     try:
         yield
     except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
@@ -235,46 +241,46 @@ def _digest(data: bytes) -> str:
 
 
 def _check(card: ProbeCard, path: Path) -> None:
-    """Raises: Mismatch when this build cannot serve the probe of the card."""
+    """Raises: Mismatch when this build cannot serve the probe of a card."""
     if card.state_convention != STATE_CONVENTION:
         raise Mismatch(
-            f"probe {path} is for states {card.state_convention!r}, this build serves {STATE_CONVENTION!r}",
+            f"probe {path} is for states {card.state_convention!r}, but this build serves {STATE_CONVENTION!r}",
             remedy="retrain it",
         )
     if re.fullmatch("[0-9a-f]{16}", card.fingerprint):
         raise Mismatch(
-            f"probe {path} names its model {card.fingerprint}, a fingerprint of an earlier definition, which covered a "
-            f"part of the weights (now {FINGERPRINT}:...)",
+            f"probe {path} names its model by {card.fingerprint}, a fingerprint by an earlier definition that covered "
+            f"only a part of the weights (now {FINGERPRINT}:...)",
             remedy="train it again with `semspec train run`, or fetch it again",
         )
     if card.features != "states" and card.surprisal_features != SURPRISAL_FEATURES:
         raise Mismatch(
-            f"probe {path} knows other surprisal statistics than this build computes",
+            f"probe {path} uses other surprisal statistics than this build computes",
             remedy="retrain it",
         )
     try:
         num_features(card.features, card.layers, card.shape)
     except InvalidRequest as error:
         raise Mismatch(
-            f"the card of probe {path} names {error.message}",
+            f"the card of probe {path} is invalid: {error.message}",
             remedy=f"{error.remedy}, or train the probe again",
         ) from error
 
 
-def _built(card: ProbeCard, tensors: dict[str, Tensor]) -> Probe:
-    """The probe with these weights. Raises: RuntimeError, KeyError or IndexError when they do not match the card."""
+def _build(card: ProbeCard, tensors: dict[str, Tensor]) -> Probe:
+    """Build the probe. Raises: RuntimeError, KeyError or IndexError when the weights do not match the card."""
     hidden_sizes = len(tensors["network.0.weight"]), len(tensors["network.2.weight"])
     probe = Probe(num_features(card.features, card.layers, card.shape), hidden_sizes)
     probe.load_state_dict(tensors)
     return probe
 
 
-def _card(fields: object) -> ProbeCard:
-    """Parse a card. Raises: ValueError in one line when the fields are invalid."""
+def _parse_card(fields: object) -> ProbeCard:
+    """Parse a card. Raises: ValueError in one line when a field is invalid."""
     try:
         card = _CARD.validate_python(fields)
     except ValidationError as error:
         raise ValueError(first_error(error, "the card")) from None
     if not all(0 < size <= limit for size, limit in zip(card.shape, MAX_SHAPE, strict=True)):
-        raise ValueError(f"no states have the shape {card.shape[0]} x {card.shape[1]}")
+        raise ValueError(f"the shape {card.shape[0]} x {card.shape[1]} is not one of states")
     return card

@@ -33,7 +33,7 @@ from semspec.types import (
 )
 
 MAX_BATCH = 64
-"""Number of segments from which on a batch takes no further call."""
+"""A batch with this many segments takes no further call."""
 
 
 class ProbePair:
@@ -46,8 +46,8 @@ class ProbePair:
         """`device`: a torch device or "auto". Raises: Mismatch when the two do not belong together."""
         if draft.card.features != "states":
             raise Mismatch(
-                f"the draft probe wants {draft.card.features!r}, but a draft sends states only",
-                remedy="if the two probes are swapped give them the other way round, else train this one on states",
+                f"the draft probe needs {draft.card.features!r}, but a draft only sends states",
+                remedy="swap the two probes if they are in the wrong order, or train this one on states",
             )
         if draft.card.segmentations != target.card.segmentations:
             raise Mismatch(
@@ -75,7 +75,10 @@ class ProbePair:
     def judge(
         self, draft_states: Sequence[States], scores: Sequence[SegmentScore]
     ) -> list[Judgement | str]:
-        """Return a judgement for each segment, or the field of its call whose value is not a number or too large."""
+        """Return a judgement of each segment, or the name of a field with a NaN or a too large value.
+
+        The name has `{}` in place of the index of the segment in its call.
+        """
         surprisal = torch.tensor([score.surprisal for score in scores])
         is_valid = (surprisal.abs() <= MAX_MAGNITUDE).all(1).tolist()
         draft = self.draft.probabilities(draft_states, surprisal)
@@ -87,11 +90,11 @@ def _judgement(
     draft_probability: float, target_probability: float, has_valid_surprisal: bool
 ) -> Judgement | str:
     if math.isnan(draft_probability):
-        return "draft_states[{}].pooled"
+        return "draft_states[{}].data"
     if not has_valid_surprisal:
-        return "readings[{}].surprisal"
+        return "scores[{}].surprisal"
     if math.isnan(target_probability):
-        return "readings[{}].states.pooled"
+        return "scores[{}].states.data"
     return Judgement(max(draft_probability, LEAST_PROBABILITY), target_probability)
 
 
@@ -104,53 +107,62 @@ class _Call:
     scores: Sequence[SegmentScore]
     result: Future[list[Judgement]] = field(default_factory=Future)
 
-    def finish(self, judgements: Sequence[Judgement | str]) -> None:
-        for index, found in enumerate(judgements):
-            if isinstance(found, str):
+    def finish(self, results: Sequence[Judgement | str]) -> None:
+        """Set the judgements, or an error for the first invalid field; `results`: from `ProbePair.judge`."""
+        judgements = []
+        for index, result in enumerate(results):
+            if isinstance(result, str):
                 reason = f"holds a value that is not a number or above {MAX_MAGNITUDE:g}"
-                self.result.set_exception(InvalidField(reason, found.format(index)))
+                self.result.set_exception(InvalidField(reason, result.format(index)))
                 return
-        self.result.set_result([one for one in judgements if isinstance(one, Judgement)])
+            judgements.append(result)
+        self.result.set_result(judgements)
 
 
 class ProbeVerifier:
-    """A pure function from states to probabilities. See `semspec.protocols.Verifier`."""
+    """Computes probabilities from states, in batches. See `semspec.protocols.Verifier`."""
 
     def __init__(
         self,
-        own: ProbePair,
+        default: ProbePair,
         alternatives: Mapping[str, ProbePair] | None = None,
         equivalence: tuple[str, Equivalence] | None = None,
     ) -> None:
-        """`equivalence`: of meaning, with its name. Raises: Mismatch when an alternative has other models or
-        segmentations than `own`, or the card of the target probe of `own` is malformed."""
-        self._own, self._alternatives = own, dict(alternatives or {})
+        """`equivalence`: of meaning, with its name.
+
+        Raises: Mismatch when an alternative has other models or segmentations than `default`, or the card of the target
+        probe of `default` is malformed.
+        """
+        self._default, self._alternatives = default, dict(alternatives or {})
         self._equivalence = equivalence
-        self._clustering = ThreadPoolExecutor(
-            1, "clustering"
-        )  # its own: judging never waits for it
+        self._clustering = ThreadPoolExecutor(1, "clustering")  # separate: judging never waits
         self._waiting: deque[_Call] = deque()
         self._thread = ThreadPoolExecutor(1, "probes")
         self._num_running = 0
         self.num_steps = self._num_segments = 0
         self._times = Durations()
-        self._operating_points = operating_points(own.target.card)
+        self._operating_points = operating_points(default.target.card)
         for name, pair in self._alternatives.items():
-            _check_alternative(name, pair, own)
+            _check_alternative(name, pair, default)
 
     @classmethod
     def load(
         cls, folder: Path, device: str = "cpu", equivalence: str | None = None
     ) -> "ProbeVerifier":
-        """Load the two probes in a folder, and those in `alternatives`/NAME, if there is that folder. `equivalence`: as
-        `served_equivalence` takes it. Raises: Mismatch, with a remedy, when they cannot serve."""
-        own, others = ProbePair.load(folder, device), folder / "alternatives"
-        named = served_equivalence(equivalence, own.target.card.training) if equivalence else None
-        return cls(own, _load_alternatives(others, device) if others.is_dir() else None, named)
+        """Load the two probes in a folder, and the pairs in its folders `alternatives`/NAME, if any.
+
+        `equivalence`: see `served_equivalence`.
+
+        Raises: Mismatch, with a remedy, when they cannot be served.
+        """
+        default, others = ProbePair.load(folder, device), folder / "alternatives"
+        training = default.target.card.training
+        named = served_equivalence(equivalence, training) if equivalence else None
+        return cls(default, _load_alternatives(others, device) if others.is_dir() else None, named)
 
     @property
     def steps(self) -> StepCounter:
-        """A step is a batch of one pair's segments."""
+        """The counter of steps, which are batches of one pair's segments."""
         return self
 
     @property
@@ -158,12 +170,12 @@ class ProbeVerifier:
         return self._num_running > 0
 
     def metrics(self) -> Iterator[Metric]:
-        """Called in another thread."""
+        """Yield the metrics. Called in another thread."""
         yield "semspec_verifier_calls_waiting", "Calls that wait for a batch.", len(self._waiting)
         yield "semspec_verifier_segments_total", "Segments judged.", self._num_segments
         yield (
             "semspec_verifier_step_duration_seconds",
-            "Of batches through the probes.",
+            "Duration of batches through the probes.",
             self._times,
         )
 
@@ -171,8 +183,8 @@ class ProbeVerifier:
         return self.handshake()
 
     def handshake(self) -> VerifierInfo:
-        """What `info` tells."""
-        draft, target = self._own.draft, self._own.target
+        """Return the result of `info`."""
+        draft, target = self._default.draft, self._default.target
         return VerifierInfo(
             draft_model=draft.card.fingerprint,
             target_model=target.card.fingerprint,
@@ -187,7 +199,7 @@ class ProbeVerifier:
             target_tokenizer=target.card.tokenizer,
             projections=tuple(
                 _projections(name, pair)
-                for name, pair in {"": self._own, **self._alternatives}.items()
+                for name, pair in {"": self._default, **self._alternatives}.items()
             ),
             equivalence=self._equivalence[0] if self._equivalence else "",
         )
@@ -213,7 +225,7 @@ class ProbeVerifier:
             self._num_running -= 1
 
     async def cluster(self, group: Alternatives, ends: Sequence[SegmentEnd]) -> list[int | None]:
-        """See `semspec.clustering.equivalence.Clusterer`."""
+        """Cluster segments by meaning. See `semspec.clustering.equivalence.Clusterer`."""
         if self._equivalence is None:
             raise Mismatch(
                 "this verifier has no equivalence of meaning",
@@ -226,7 +238,7 @@ class ProbeVerifier:
         return clusters
 
     def _judge_waiting(self) -> None:
-        """Judge the calls that wait, of any sessions, as one batch; those that came meanwhile are the next one's."""
+        """Judge the waiting calls of all sessions as one batch; later calls are left to the next batch."""
         calls: list[_Call] = []
         while self._waiting and sum(len(call.scores) for call in calls) < MAX_BATCH:
             call = self._waiting.popleft()
@@ -242,7 +254,7 @@ class ProbeVerifier:
                         pair.judge(draft_states, [score for call in group for score in call.scores])
                     )
                 finally:
-                    self.num_steps += 1  # before a caller learns of it
+                    self.num_steps += 1  # before any caller gets a result
                 self._times.add(perf_counter() - start)
                 self._num_segments += len(draft_states)
                 for call in group:
@@ -254,13 +266,13 @@ class ProbeVerifier:
 
     def _pair(self, probes: str) -> ProbePair:
         if not probes:
-            return self._own
+            return self._default
         if probes not in self._alternatives:
             names = ", ".join(self._alternatives) or "none"
             raise InvalidRequest(
-                f"there are no probes named {probes!r} beside the pair's own: {names}",
+                f"there are no probes named {probes!r}; alternatives to the pair's own probes: {names}",
                 "probes",
-                remedy="name one of these, or add them to the release's folder `alternatives`",
+                remedy="name an alternative, or add the probes to the folder `alternatives` of the release",
             )
         return self._alternatives[probes]
 
@@ -273,12 +285,14 @@ def _projections(name: str, pair: ProbePair) -> ProbeProjections:
 
 
 def _load_alternatives(folder: Path, device: str) -> dict[str, ProbePair]:
-    """Alternative pairs by name. Hidden folders are ignored: a mounted volume may contain some."""
+    """Load alternative pairs, by name. Hidden folders, which mounted volumes may have, are ignored."""
     paths = sorted(
         path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")
     )
     if not paths:
-        raise Mismatch(f"{folder} holds no folder of probes", remedy="remove it, or put some there")
+        raise Mismatch(
+            f"{folder} holds no folder of probes", remedy="remove it, or add a folder with probes"
+        )
     pairs = dict[str, ProbePair]()
     for path in paths:
         try:
@@ -290,11 +304,12 @@ def _load_alternatives(folder: Path, device: str) -> dict[str, ProbePair]:
     return pairs
 
 
-def _check_alternative(name: str, pair: ProbePair, own: ProbePair) -> None:
+def _check_alternative(name: str, pair: ProbePair, default: ProbePair) -> None:
+    """Raises: Mismatch when an alternative pair has other models or segmentations than the default pair."""
     remedy = f"train the probes {name!r} with the pair's own, or take them out of the folder `alternatives`"
     for role, card, expected in (
-        ("draft", pair.draft.card, own.draft.card),
-        ("target", pair.target.card, own.target.card),
+        ("draft", pair.draft.card, default.draft.card),
+        ("target", pair.target.card, default.target.card),
     ):
         if card.fingerprint != expected.fingerprint:
             raise Mismatch(
@@ -302,7 +317,7 @@ def _check_alternative(name: str, pair: ProbePair, own: ProbePair) -> None:
                 f"the pair's own on {expected.model} ({expected.fingerprint})",
                 remedy=remedy,
             )
-    if pair.target.card.segmentations != own.target.card.segmentations:
+    if pair.target.card.segmentations != default.target.card.segmentations:
         raise Mismatch(
             f"alternative probes {name!r} were trained on other segmentations than the pair's own",
             remedy=remedy,
@@ -310,7 +325,7 @@ def _check_alternative(name: str, pair: ProbePair, own: ProbePair) -> None:
 
 
 def operating_points(card: ProbeCard) -> tuple[OperatingPoint, ...]:
-    """Results of acceptance rules from the report in the card: by rising threshold, the rule `sample` last.
+    """Return the results of acceptance rules in the card's report, by ascending threshold, the rule `sample` last.
 
     Empty if the report has none. The last row is the rule `sample` if it has no threshold. Other rows without
     threshold, and rows without acceptance, are skipped. Raises: Mismatch when the rows cannot be parsed.
@@ -332,7 +347,7 @@ def operating_points(card: ProbeCard) -> tuple[OperatingPoint, ...]:
 
 
 def _number(row: dict[str, Any], name: str) -> Any:
-    """The finite number in a row, or None."""
+    """Return the finite number `name` of a row; None if it has none."""
     if row.get(name) is None:
         return None
     number = float(row[name])

@@ -88,7 +88,7 @@ class RemoteWriter:
         self, context: Context, params: GenerationParams
     ) -> AsyncGenerator[Segment, None]:
         num_tokens = len(
-            self._tokenizer.context_ids(Context(await self._tokenizer.owned(context.pieces)))
+            self._tokenizer.context_ids(Context(await self._tokenizer.retokenize(context.pieces)))
         )
         self._tokenizer.check_room(num_tokens, "context")
         before = "".join(piece.text for piece in context.pieces)

@@ -23,7 +23,7 @@ from semspec.decoding.retrieval.datastore import (
 )
 from semspec.decoding.retrieval.ngrams import DOCUMENT_END, TokenArray, sorted_places
 from semspec.engine.causal_lm import CausalLM
-from semspec.engine.transformers_engine import TransformersEngine
+from semspec.engine.torch_engine import TorchEngine
 from semspec.errors import InvalidRequest
 from semspec.files import digest_of
 from semspec.reporting.files import Row
@@ -176,7 +176,7 @@ class DatastoreBuild:
     async def _written(self, prompts: Sequence[Piece], ids: Sequence[str]) -> list[list[list[int]]]:
         """Return the target's answers to each prompt, all written concurrently."""
         config = self.config.answers
-        engine = TransformersEngine(self._lm, Writer.TARGET, _CACHE_BYTES)
+        engine = TorchEngine(self._lm, Writer.TARGET, _CACHE_BYTES)
 
         async def answer(prompt: Piece, seed: int) -> list[int]:
             sampling = replace(config.sampling, seed=seed)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from semspec.engine.hub import size_of
+from semspec.engine.hub import format_bytes
 from semspec.reporting.progress import Reporter, duration, timed
 from semspec.training.config import PipelineConfig, SamplesConfig
 from semspec.training.data.labels import Labels, labels_from_rows
@@ -56,7 +56,7 @@ class Estimate:
             f"{'together':<9} {duration(self.total_s)} on one worker; --shard i/n divides the first three"
         ]
         lines += [
-            f"{'disk':<9} {size_of(self.states_bytes)} for the states ({size_of(self.free_bytes)} free)"
+            f"{'disk':<9} {format_bytes(self.states_bytes)} for the states ({format_bytes(self.free_bytes)} free)"
         ]
         return "\n".join(lines)
 

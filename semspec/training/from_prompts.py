@@ -19,7 +19,7 @@ from semspec.decoding.likelihood.calibration import CALIBRATION_FILE, as_json
 from semspec.engine.checkpoint import loading
 from semspec.engine.gguf import weights_file
 from semspec.engine.numeric_form import resolve_form
-from semspec.engine.transformers_engine import TransformersEngine
+from semspec.engine.torch_engine import TorchEngine
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.pairs import ROLES, locate, named_pair, unknown_pair
 from semspec.release import Release, ReleasedModel
@@ -182,11 +182,11 @@ async def _calibrate(
 ) -> tuple[QuantileReport, dict[str, ModelInfo]]:
     """Return the report, and the infos of the models."""
     async with AsyncExitStack() as stack:
-        engines = dict[str, TransformersEngine]()
+        engines = dict[str, TorchEngine]()
         for role in ROLES:
             model: ModelChoice = getattr(settings, role)
             with reporter.busy(f"loading the {role} {model.name or model.model}"):
-                engine = TransformersEngine.load(
+                engine = TorchEngine.load(
                     model.model,
                     writer=Writer(role),
                     revision=model.loaded_revision,

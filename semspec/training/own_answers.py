@@ -18,7 +18,7 @@ import numpy as np
 from semspec.decoding import render_prompts
 from semspec.decoding.repeats import repeated_index
 from semspec.decoding.steps import gather_or_cancel, write_all
-from semspec.engine.transformers_engine import TransformersEngine
+from semspec.engine.torch_engine import TorchEngine
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.files import digest_of
 from semspec.pairs import ROLES
@@ -79,7 +79,7 @@ class Settings:
     """Token budget of an answer."""
     quantile: float = 0.1
     threads: int | None = None
-    """CPU threads of each model, as in `TransformersEngine.load`; the measured times depend on it."""
+    """CPU threads of each model, as in `TorchEngine.load`; the measured times depend on it."""
 
     @property
     def sampling(self) -> SamplingParams:
@@ -218,8 +218,8 @@ class AnswerWriter:
     def __init__(
         self,
         settings: Settings,
-        draft: TransformersEngine,
-        target: TransformersEngine,
+        draft: TorchEngine,
+        target: TorchEngine,
         answers: Answers,
     ) -> None:
         self._settings, self._draft, self._target = settings, draft, target

@@ -9,7 +9,7 @@ from math import inf
 from pathlib import Path
 
 from semspec.clustering.loading import load_equivalence
-from semspec.engine.hub import size_of
+from semspec.engine.hub import format_bytes
 from semspec.errors import InvalidRequest, Unavailable
 from semspec.probes.probe import layer_indices
 from semspec.reporting.progress import Reporter
@@ -159,11 +159,11 @@ class Pipeline:
             shutil.disk_usage(self.work).free,
         )
         self.reporter.say(
-            f"states of {num_contexts} contexts: {size_of(needed)} ({size_of(free)} free)"
+            f"states of {num_contexts} contexts: {format_bytes(needed)} ({format_bytes(free)} free)"
         )
         if needed > free:
             raise Unavailable(
-                f"the samples need {size_of(needed)} in {self.work}, {size_of(free)} are free: make room, "
+                f"the samples need {format_bytes(needed)} in {self.work}, {format_bytes(free)} are free: make room, "
                 "give another --work, or take fewer contexts (contexts.per_question)"
             )
 

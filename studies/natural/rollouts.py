@@ -15,7 +15,7 @@ from itertools import groupby
 from pathlib import Path
 
 from semspec.decoding.steps import write_all
-from semspec.engine.transformers_engine import TransformersEngine
+from semspec.engine.torch_engine import TorchEngine
 from semspec.reporting.files import Row
 from semspec.reporting.progress import Reporter
 from semspec.training.config import PipelineConfig, load_config
@@ -76,7 +76,7 @@ def _first_whole(rows: Sequence[Row], writer: Writer, tokenizer: str) -> tuple[i
 
 
 async def continued(
-    target: TransformersEngine, context: ProbeContext, segment: Segment, sampling: SamplingParams
+    target: TorchEngine, context: ProbeContext, segment: Segment, sampling: SamplingParams
 ) -> list[str]:
     """Return the segment with each of its continuations."""
     if segment.end is SegmentEnd.EOS:
@@ -104,7 +104,7 @@ async def run(config: PipelineConfig, work: Path, file: Path) -> None:
         row["id"]: row["answer"] for part in (*PARTS.values(), "report") for row in read(part)
     }
     judge, sampling = Judge(), config.samples.sampling
-    target = TransformersEngine.load(config.target.model, writer=Writer.TARGET)
+    target = TorchEngine.load(config.target.model, writer=Writer.TARGET)
     async with aclosing(target):
         for one in sampled(config, work):
             if one.context.id in done:

@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerBase, Qwen2ForCausalLM
 
 from semspec.engine.causal_lm import CausalLM
 from semspec.engine.conversation import render
-from semspec.engine.transformers_engine import TransformersEngine
+from semspec.engine.torch_engine import TorchEngine
 from semspec.types import Context, GenerationParams, SamplingParams, Writer
 from semspec_bench.spec_reason import TURNS, turn_after
 from semspec_demo.documents import DELIMITER, write_document
@@ -159,9 +159,7 @@ def grades(model: Qwen2ForCausalLM, judged: list[Judged]) -> float:
 
 async def token_cost(model: Path, problems: list[Problem]) -> float:
     """CPU seconds a token of our engine in this process, of greedy answers, prompts included."""
-    engine = TransformersEngine(
-        CausalLM.load(str(model), None, "cpu", "auto"), Writer.TARGET, 1 << 28
-    )
+    engine = TorchEngine(CausalLM.load(str(model), None, "cpu", "auto"), Writer.TARGET, 1 << 28)
     params = GenerationParams(SamplingParams(0.0), max_segments=0, max_tokens=150)
     contexts = [Context((await engine.encode(prompt_of(problem)),)) for problem in problems]
     began = time.process_time()

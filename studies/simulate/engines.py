@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from semspec.engine.steps import equal_shares
-from semspec.engine.worker import REUNION_S, STEP_TOKENS
+from semspec.engine.worker import REGROUP_S, STEP_TOKENS
 from semspec.rpc.replica import Health
 from semspec.rpc.selection import best
 from semspec.types import (
@@ -102,7 +102,7 @@ class Replica:
                 self._arrived.clear()
                 await self._arrived.wait()
                 if len(self._waiting) < num_ended:
-                    await asyncio.sleep(REUNION_S)
+                    await asyncio.sleep(REGROUP_S)
             running = [call for call in [*running, *self._waiting] if not call.is_cancelled]
             self._waiting.clear()
             shares = equal_shares([call.num_left for call in running], STEP_TOKENS)

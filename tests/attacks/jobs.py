@@ -20,7 +20,7 @@ Json = dict[str, Any]
 _PROCESSES = get_context("forkserver")  # which imports once what every job needs
 _PROCESSES.set_forkserver_preload(
     [
-        "semspec.engine.transformers_engine",
+        "semspec.engine.torch_engine",
         "semspec_gateway.settings",
         "semspec.probes.verifier",
         "semspec.stack",
@@ -68,11 +68,11 @@ def _send_result(sink: Connection, job: str, path: str) -> None:
 
 def model(path: str) -> Json:
     """Load a checkpoint as a target, and have it write."""
-    from semspec.engine.transformers_engine import TransformersEngine
+    from semspec.engine.torch_engine import TorchEngine
     from semspec.types import Context, GenerationParams, Message, SamplingParams, Writer
 
     async def written() -> Json:
-        engine = TransformersEngine.load(path, writer=Writer.TARGET, device="cpu")
+        engine = TorchEngine.load(path, writer=Writer.TARGET, device="cpu")
         info = await engine.info()
         prompt = await engine.encode([Message("user", "Tom has pens: 25. How many?")])
         order = GenerationParams(

@@ -9,7 +9,7 @@ import pytest_asyncio
 
 from semspec.decoding import Backends, Generation, Options, decode
 from semspec.decoding.backends import WithoutProbes
-from semspec.engine.transformers_engine import TransformersEngine
+from semspec.engine.torch_engine import TorchEngine
 from semspec.errors import Unavailable
 from semspec.reasoning import FORMS, HARMONY, THINK, answer_start
 from semspec.stack import BUNDLED_PAIR
@@ -230,8 +230,8 @@ def test_answer_begins_behind_the_closing_mark(prompt: str, text: str, start: in
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def bundled() -> AsyncIterator[Backends]:
-    draft = TransformersEngine.load(str(BUNDLED_PAIR / "draft"), writer=Writer.DRAFT)
-    target = TransformersEngine.load(str(BUNDLED_PAIR / "target"), writer=Writer.TARGET)
+    draft = TorchEngine.load(str(BUNDLED_PAIR / "draft"), writer=Writer.DRAFT)
+    target = TorchEngine.load(str(BUNDLED_PAIR / "target"), writer=Writer.TARGET)
     yield Backends(draft, target, WithoutProbes())
     await draft.aclose()
     await target.aclose()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from semspec.engine.transformers_engine import TransformersEngine
+from semspec.engine.torch_engine import TorchEngine
 from semspec.types import Writer
 from tests.engine.support import Load
 
@@ -19,10 +19,10 @@ def checkpoint(request: pytest.FixtureRequest, checkpoints: dict[str, Path]) -> 
 @pytest.fixture
 async def load() -> AsyncIterator[Load]:
     """Loads engines, which are closed after the test."""
-    engines: list[TransformersEngine] = []
+    engines: list[TorchEngine] = []
 
-    def loaded(folder: Path, writer: Writer = Writer.TARGET, **options: Any) -> TransformersEngine:
-        engines.append(TransformersEngine.load(str(folder), writer=writer, device="cpu", **options))
+    def loaded(folder: Path, writer: Writer = Writer.TARGET, **options: Any) -> TorchEngine:
+        engines.append(TorchEngine.load(str(folder), writer=writer, device="cpu", **options))
         return engines[-1]
 
     yield loaded
@@ -31,11 +31,11 @@ async def load() -> AsyncIterator[Load]:
 
 
 @pytest.fixture
-async def engine(checkpoint: Path, load: Load) -> TransformersEngine:
+async def engine(checkpoint: Path, load: Load) -> TorchEngine:
     return load(checkpoint)
 
 
 @pytest.fixture
-async def uncached(checkpoint: Path, load: Load) -> TransformersEngine:
+async def uncached(checkpoint: Path, load: Load) -> TorchEngine:
     """The same model without a prefix cache: every call recomputes its whole context."""
     return load(checkpoint, cache_bytes=0)

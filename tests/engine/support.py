@@ -15,7 +15,7 @@ from semspec.engine import speculative
 from semspec.engine.causal_lm import Forward
 from semspec.engine.kv_cache import KV, Chunk
 from semspec.engine.logits import renormalised
-from semspec.engine.transformers_engine import TransformersEngine
+from semspec.engine.torch_engine import TorchEngine
 from semspec.types import (
     Context,
     Distribution,
@@ -32,8 +32,8 @@ from semspec.types import (
     uniform,
 )
 
-Load = Callable[..., TransformersEngine]
-"""Of a folder, with options of `TransformersEngine.load`."""
+Load = Callable[..., TorchEngine]
+"""Of a folder, with options of `TorchEngine.load`."""
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -49,26 +49,24 @@ def params(**fields: object) -> GenerationParams:
     return GenerationParams(**(defaults | fields))  # type: ignore[arg-type]
 
 
-async def prompt(engine: TransformersEngine) -> Context:
+async def prompt(engine: TorchEngine) -> Context:
     return Context((await engine.encode(PROMPT),))
 
 
-def segment(
-    engine: TransformersEngine, text: str, end: SegmentEnd = SegmentEnd.BOUNDARY
-) -> Segment:
+def segment(engine: TorchEngine, text: str, end: SegmentEnd = SegmentEnd.BOUNDARY) -> Segment:
     """`text` by another model with the same tokenizer."""
     ids = tuple(engine.tokenizer.ids_of(text))
     return Segment(text, ids, engine.tokenizer.info.tokenizer, Writer.DRAFT, end)
 
 
 async def written(
-    engine: TransformersEngine, context: Context, what: GenerationParams
+    engine: TorchEngine, context: Context, what: GenerationParams
 ) -> list[GeneratedSegment]:
     return [one async for one in engine.generate(context, what)]
 
 
 async def answered(
-    engine: TransformersEngine, what: GenerationParams, *segments: Segment
+    engine: TorchEngine, what: GenerationParams, *segments: Segment
 ) -> list[GeneratedSegment]:
     """What is written after the prompt and `segments`."""
     return await written(engine, (await prompt(engine)).extended(*segments), what)
@@ -84,7 +82,7 @@ def assert_same(a: Tensor, b: Tensor, tolerance: float = 1e-5) -> None:
 
 
 def pairs(
-    engine: TransformersEngine, context: Context, sampling: SamplingParams
+    engine: TorchEngine, context: Context, sampling: SamplingParams
 ) -> dict[tuple[int, ...], float]:
     """Probability of the first two tokens that the engine's model writes after `context`; of one, where that ends the
     turn."""
@@ -117,8 +115,8 @@ def own_stream(seed: int) -> int:
 
 
 async def speculated(
-    drafter: TransformersEngine,
-    target: TransformersEngine,
+    drafter: TorchEngine,
+    target: TorchEngine,
     context: Context,
     what: GenerationParams,
     gamma: int,
@@ -141,7 +139,7 @@ async def speculated(
 
 
 async def propose(
-    drafter: TransformersEngine,
+    drafter: TorchEngine,
     context: Context,
     open_ids: tuple[int, ...],
     what: GenerationParams,
@@ -161,13 +159,13 @@ def is_fulfilled(segments: list[Segment], what: GenerationParams) -> bool:
 
 
 async def segments_of(
-    engine: TransformersEngine, context: Context, what: GenerationParams
+    engine: TorchEngine, context: Context, what: GenerationParams
 ) -> list[Segment]:
     return [one.segment for one in await written(engine, context, what)]
 
 
 async def one_by_one(
-    engine: TransformersEngine, context: Context, what: GenerationParams
+    engine: TorchEngine, context: Context, what: GenerationParams
 ) -> list[Segment]:
     """What calls for a segment each write until `what` is fulfilled."""
     segments: list[Segment] = []
@@ -184,7 +182,7 @@ def tokens_of(verified: VerifiedTokens) -> list[int]:
     return [*(token for one in verified.segments for token in one.token_ids), *verified.open_ids]
 
 
-async def greedy(engine: TransformersEngine, num_tokens: int) -> list[int]:
+async def greedy(engine: TorchEngine, num_tokens: int) -> list[int]:
     """What the engine writes greedily after the prompt."""
     what = params(sampling=SamplingParams(0), max_segments=0, max_tokens=num_tokens)
     return [
@@ -217,14 +215,14 @@ def always_accepting() -> Iterator[None]:
         yield
 
 
-def certainly(engine: TransformersEngine, token_ids: tuple[int, ...]) -> Proposal:
+def certainly(engine: TorchEngine, token_ids: tuple[int, ...]) -> Proposal:
     """Each token with probability 1."""
     return Proposal(
         token_ids, tuple(map(Distribution.certain, token_ids)), engine.tokenizer.info.tokenizer, 0.0
     )
 
 
-def nearly_certainly(engine: TransformersEngine, token_ids: tuple[int, ...]) -> Proposal:
+def nearly_certainly(engine: TorchEngine, token_ids: tuple[int, ...]) -> Proposal:
     """Each token with almost all of the probability, and the next id with the rest."""
     rest = struct.pack("<2f", 0.9999, 0.0001)
     distributions = tuple(
@@ -233,7 +231,7 @@ def nearly_certainly(engine: TransformersEngine, token_ids: tuple[int, ...]) -> 
     return replace(certainly(engine, token_ids), distributions=distributions)
 
 
-def before_each_step(engine: TransformersEngine, call: Callable[[list[int]], object]) -> None:
+def before_each_step(engine: TorchEngine, call: Callable[[list[int]], object]) -> None:
     """Have `call` called with the number of tokens of each call in every step."""
     forward_step = engine.lm.forward_step
 
@@ -244,14 +242,14 @@ def before_each_step(engine: TransformersEngine, call: Callable[[list[int]], obj
     engine.lm.forward_step = watched  # type: ignore[method-assign]
 
 
-def steps_of(engine: TransformersEngine) -> list[list[int]]:
+def steps_of(engine: TorchEngine) -> list[list[int]]:
     """A list that grows with the numbers of tokens of each step's calls."""
     steps: list[list[int]] = []
     before_each_step(engine, steps.append)
     return steps
 
 
-def sizes_of(engine: TransformersEngine) -> list[int]:
+def sizes_of(engine: TorchEngine) -> list[int]:
     """A list that grows with the number of tokens of each call in every step."""
     sizes: list[int] = []
     before_each_step(engine, sizes.extend)

@@ -14,7 +14,7 @@ from torch import Tensor
 from semspec.engine import worker
 from semspec.engine.causal_lm import EngineName
 from semspec.engine.steps import Feed
-from semspec.engine.transformers_engine import TransformersEngine
+from semspec.engine.torch_engine import TorchEngine
 from semspec.engine.worker import Scheduler
 from semspec.errors import InternalError
 from semspec.types import (
@@ -47,22 +47,22 @@ AllKinds = tuple[list[GeneratedSegment], list[SegmentScore], Proposal, VerifiedT
 
 
 @pytest.fixture
-async def alone(checkpoints: dict[str, Path], load: Load) -> TransformersEngine:
+async def alone(checkpoints: dict[str, Path], load: Load) -> TorchEngine:
     """Serves one call at a time in these tests, and keeps nothing between them."""
     return load(checkpoints["qwen2"], cache_bytes=0)
 
 
 @pytest.fixture
-async def batched(checkpoints: dict[str, Path], load: Load) -> TransformersEngine:
+async def batched(checkpoints: dict[str, Path], load: Load) -> TorchEngine:
     return load(checkpoints["qwen2"])
 
 
-def with_step_tokens(engine: TransformersEngine, step_tokens: int) -> None:
+def with_step_tokens(engine: TorchEngine, step_tokens: int) -> None:
     engine.steps.scheduler = Scheduler(engine.cache, 4 << 30, step_tokens)
 
 
 async def contexts(
-    engine: TransformersEngine, number: int, num_sentences: int | None = None
+    engine: TorchEngine, number: int, num_sentences: int | None = None
 ) -> list[Context]:
     """Of so many sentences each; None: of unequal length."""
     texts = [
@@ -101,14 +101,14 @@ async def test_streams_that_share_steps_write_what_each_writes_alone(
 
 
 async def test_calls_of_all_kinds_in_one_step_get_what_they_get_alone(
-    alone: TransformersEngine, batched: TransformersEngine
+    alone: TorchEngine, batched: TorchEngine
 ) -> None:
     started = await contexts(alone, 8)
     what = params(max_segments=0, max_tokens=25, want_states=True, num_logprobs=2)
     segments = [await segments_of(alone, context, what) for context in started]
     proposals = [await alone.propose(context, (), what, 5) for context in started]
 
-    async def all_kinds(engine: TransformersEngine, index: int) -> AllKinds:
+    async def all_kinds(engine: TorchEngine, index: int) -> AllKinds:
         context, own = started[index], segments[index]
         return await asyncio.gather(
             written(engine, context, what),
@@ -137,7 +137,7 @@ def logprobs(one: GeneratedSegment) -> list[float]:
 
 @pytest.mark.parametrize("step_tokens", [2, 7, 64])
 async def test_reading_in_chunks_equals_reading_at_once(
-    alone: TransformersEngine, batched: TransformersEngine, step_tokens: int
+    alone: TorchEngine, batched: TorchEngine, step_tokens: int
 ) -> None:
     context = await prompt(alone)
     segments = await segments_of(alone, context, params(max_segments=0))
@@ -148,7 +148,7 @@ async def test_reading_in_chunks_equals_reading_at_once(
 
 
 async def test_long_read_leaves_a_token_of_each_step_to_a_running_answer(
-    batched: TransformersEngine,
+    batched: TorchEngine,
 ) -> None:
     context = await prompt(batched)
     long = Context((await batched.encode("Tom has pens. " * 118),))
@@ -169,7 +169,7 @@ async def test_long_read_leaves_a_token_of_each_step_to_a_running_answer(
 
 @pytest.mark.parametrize("num_buffers", [1, 3])
 async def test_evicted_calls_are_computed_again_with_the_same_result(
-    checkpoints: dict[str, Path], load: Load, alone: TransformersEngine, num_buffers: int
+    checkpoints: dict[str, Path], load: Load, alone: TorchEngine, num_buffers: int
 ) -> None:
     """Each call's second buffer, past 256 tokens, needs the memory of another call."""
     layout = alone.lm.decoder.layout  # type: ignore[union-attr]
@@ -199,7 +199,7 @@ async def test_evicted_calls_are_computed_again_with_the_same_result(
 
 
 async def test_cancelled_stream_leaves_the_others_as_they_are(
-    alone: TransformersEngine, batched: TransformersEngine
+    alone: TorchEngine, batched: TorchEngine
 ) -> None:
     started = await contexts(alone, 4)
     what = params(max_segments=0, max_tokens=60, max_segment_tokens=10)
@@ -215,7 +215,7 @@ async def test_cancelled_stream_leaves_the_others_as_they_are(
 
 
 async def test_call_that_cannot_be_computed_fails_alone(
-    alone: TransformersEngine, batched: TransformersEngine
+    alone: TorchEngine, batched: TorchEngine
 ) -> None:
     started = await contexts(alone, 5)
     lengths = [len(context.pieces[0].token_ids) for context in started]
@@ -299,7 +299,7 @@ async def test_waiting_call_that_is_ahead_starts_after_one_that_is_needed(
 async def test_running_call_that_is_ahead_is_evicted_before_a_younger_one(
     checkpoints: dict[str, Path],
     load: Load,
-    alone: TransformersEngine,
+    alone: TorchEngine,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(worker, "AHEAD_S", 1e9)
@@ -322,7 +322,7 @@ async def test_running_call_that_is_ahead_is_evicted_before_a_younger_one(
 
 
 async def test_engine_is_busy_while_it_computes_and_idle_while_a_result_is_not_taken(
-    alone: TransformersEngine,
+    alone: TorchEngine,
 ) -> None:
     may_go_on = threading.Event()
     may_go_on.set()
@@ -347,13 +347,13 @@ async def test_engine_is_busy_while_it_computes_and_idle_while_a_result_is_not_t
 
 @pytest.mark.slow
 async def test_answers_at_32_streams_differ_only_where_a_draw_is_at_a_boundary(
-    alone: TransformersEngine, batched: TransformersEngine
+    alone: TorchEngine, batched: TorchEngine
 ) -> None:
     """1,000 seeded answers."""
     [context, *_] = await contexts(alone, 1)
     room = asyncio.Semaphore(NUM_STREAMS)
 
-    async def answer(engine: TransformersEngine, what: GenerationParams) -> list[GeneratedSegment]:
+    async def answer(engine: TorchEngine, what: GenerationParams) -> list[GeneratedSegment]:
         async with room:
             return await written(engine, context, what)
 
@@ -379,7 +379,7 @@ class DefectiveScheduler(Scheduler):
 
 
 async def test_engine_goes_on_after_a_defect_outside_of_a_step(
-    batched: TransformersEngine, caplog: pytest.LogCaptureFixture
+    batched: TorchEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     batched.steps.scheduler = DefectiveScheduler(batched.cache, 4 << 30)
     context, order = Context((await batched.encode("How many?"),)), params(max_segments=1)

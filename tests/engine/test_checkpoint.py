@@ -14,7 +14,7 @@ from semspec.engine import checkpoint, digests
 from semspec.engine.causal_lm import CausalLM
 from semspec.engine.checkpoint import load_tokenizer, model_fingerprint
 from semspec.engine.settings import ModelSettings
-from semspec.engine.transformers_engine import TransformersEngine
+from semspec.engine.torch_engine import TorchEngine
 from semspec.engine.vllm import options
 from semspec.errors import Mismatch
 from semspec.types import (
@@ -87,7 +87,7 @@ def test_missing_files_are_refused_at_start(folder: Path, missing: str, complain
     for file in folder.glob(missing):
         file.unlink()
     with pytest.raises(Mismatch, match=complaint):
-        TransformersEngine.load(str(folder), writer=Writer.TARGET)
+        TorchEngine.load(str(folder), writer=Writer.TARGET)
 
 
 NO_TOKEN_IDS: list[Any] = [{}, [{"a": 1}], "</s>", [], True, 1.5, -1]
@@ -128,7 +128,7 @@ def test_malformed_file_is_refused_in_one_line(
         content if isinstance(content, str) else json.dumps(json.loads(path.read_text()) | content)
     )
     with pytest.raises(Mismatch, match=f"(?s){complaint}") as refusal:
-        TransformersEngine.load(str(folder), writer=Writer.TARGET)
+        TorchEngine.load(str(folder), writer=Writer.TARGET)
     assert "\n" not in str(refusal.value)
 
 
@@ -224,7 +224,7 @@ async def test_model_that_writes_the_end_of_a_turn_ends_there(spelling: Path) ->
     """generation_config.json names the end of a document alone, the tokenizer that of a turn."""
     name_end(spelling, "generation_config.json", DOCUMENT_END)
     name_end(spelling, "tokenizer_config.json", TURN_END)
-    engine = TransformersEngine.load(str(spelling), writer=Writer.TARGET, device="cpu")
+    engine = TorchEngine.load(str(spelling), writer=Writer.TARGET, device="cpu")
     async with aclosing(engine):
         [end] = engine.tokenizer.ids_of(TURN_END)
         context = Context((await engine.encode("How many?"),))

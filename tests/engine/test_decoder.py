@@ -11,7 +11,7 @@ from transformers import DynamicCache, MistralConfig, MistralForCausalLM, PreTra
 from semspec.engine.causal_lm import CausalLM, EngineName, Forward
 from semspec.engine.kv_cache import KV, BufferKV
 from semspec.engine.load import load_engine
-from semspec.engine.transformers_engine import TransformersEngine
+from semspec.engine.torch_engine import TorchEngine
 from semspec.errors import Mismatch
 from semspec.stack import BUNDLED_PAIR
 from semspec.types import Writer
@@ -221,6 +221,6 @@ async def test_variable_chooses_the_engine(
 ) -> None:
     monkeypatch.setenv("SEMSPEC_TARGET_ENGINE", name)
     engine = load_engine(TargetSettings(model=str(checkpoint), device="cpu"), Writer.TARGET)
-    assert isinstance(engine, TransformersEngine)
+    assert isinstance(engine, TorchEngine)
     assert isinstance(engine.lm.new_kv(), BufferKV) is is_fast
     await engine.aclose()

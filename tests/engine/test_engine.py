@@ -9,14 +9,14 @@ from typing import NoReturn
 import pytest
 import torch
 
-from semspec.engine.transformers_engine import TransformersEngine
+from semspec.engine.torch_engine import TorchEngine
 from semspec.errors import ContextTooLong, InvalidRequest, Overloaded, Unavailable
 from semspec.types import Context, GenerationParams, Message, SamplingParams, SegmentEnd
 from tests.engine.support import Load, before_each_step, params, prompt, sizes_of, written
 
 
 async def test_rounds_of_a_session_feed_only_new_tokens(
-    engine: TransformersEngine, uncached: TransformersEngine
+    engine: TorchEngine, uncached: TorchEngine
 ) -> None:
     context = await prompt(engine)
     [drafted] = await written(
@@ -42,7 +42,7 @@ async def test_rounds_of_a_session_feed_only_new_tokens(
 
 
 async def test_sessions_share_a_prefix_without_taking_it_from_each_other(
-    engine: TransformersEngine,
+    engine: TorchEngine,
 ) -> None:
     context = await prompt(engine)
     [first] = await written(engine, context, params(session="a"))
@@ -69,7 +69,7 @@ async def test_cache_stays_within_its_budget(checkpoint: Path, load: Load) -> No
 
 
 async def test_call_that_finds_no_memory_is_refused_and_the_next_one_served(
-    engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch
+    engine: TorchEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context = Context((await engine.encode("Day 1: Tom sells 3 pens."),))
     before = await written(engine, context, params())
@@ -91,7 +91,7 @@ async def test_call_that_finds_no_memory_is_refused_and_the_next_one_served(
     ]
 
 
-async def test_event_loop_runs_on_during_a_forward(engine: TransformersEngine) -> None:
+async def test_event_loop_runs_on_during_a_forward(engine: TorchEngine) -> None:
     during: list[int] = []
     ticks = 0
 
@@ -114,7 +114,7 @@ async def test_event_loop_runs_on_during_a_forward(engine: TransformersEngine) -
 
 
 async def test_closing_a_stream_stops_the_model_between_two_tokens(
-    engine: TransformersEngine,
+    engine: TorchEngine,
 ) -> None:
     context = await prompt(engine)
     sizes = sizes_of(engine)
@@ -129,7 +129,7 @@ async def test_closing_a_stream_stops_the_model_between_two_tokens(
     assert len(sizes) == settled < seen + 100
 
 
-async def test_window_ends_a_segment_and_refuses_a_full_context(engine: TransformersEngine) -> None:
+async def test_window_ends_a_segment_and_refuses_a_full_context(engine: TorchEngine) -> None:
     context = Context((await engine.encode("Tom has pens. " * 118),))
     num_tokens = len(context.pieces[0].token_ids)
     stream = await written(
@@ -141,7 +141,7 @@ async def test_window_ends_a_segment_and_refuses_a_full_context(engine: Transfor
         await engine.encode("Tom has pens. " * 200)
 
 
-async def test_bad_prompts_are_refused_by_name(engine: TransformersEngine) -> None:
+async def test_bad_prompts_are_refused_by_name(engine: TorchEngine) -> None:
     with pytest.raises(InvalidRequest, match="empty"):
         await engine.encode("  ")
     with pytest.raises(InvalidRequest, match="messages"):
@@ -150,7 +150,7 @@ async def test_bad_prompts_are_refused_by_name(engine: TransformersEngine) -> No
         await written(engine, Context(()), GenerationParams(SamplingParams()))
 
 
-async def test_closed_engine_refuses(engine: TransformersEngine) -> None:
+async def test_closed_engine_refuses(engine: TorchEngine) -> None:
     await engine.aclose()
     with pytest.raises(Unavailable):
         await written(engine, await prompt(engine), params())

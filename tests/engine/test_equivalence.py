@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from semspec.engine import batch as batch_module
 from semspec.engine.batch import ContextBatch
 from semspec.engine.causal_lm import CausalLM
-from semspec.engine.transformers_engine import TransformersEngine
+from semspec.engine.torch_engine import TorchEngine
 from semspec.types import Context, Piece, SamplingParams, Segmentation, SegmentEnd
 from tests.engine.support import (
     HOT,
@@ -32,7 +32,7 @@ from tests.helpers.checkpoints import save_spelling_checkpoint
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_cached_equals_recomputed_after_any_accepts_and_rejects(
-    engine: TransformersEngine, uncached: TransformersEngine, seed: int
+    engine: TorchEngine, uncached: TorchEngine, seed: int
 ) -> None:
     rng = random.Random(seed)
     context = await prompt(engine)
@@ -62,7 +62,7 @@ async def test_cached_equals_recomputed_after_any_accepts_and_rejects(
 
 
 async def test_writing_and_reading_at_once_equal_reading_one_by_one(
-    engine: TransformersEngine, uncached: TransformersEngine
+    engine: TorchEngine, uncached: TorchEngine
 ) -> None:
     context = await prompt(engine)
     generated = await written(engine, context, params(max_segments=0, want_states=True))
@@ -78,13 +78,13 @@ async def test_writing_and_reading_at_once_equal_reading_one_by_one(
 
 @pytest.mark.parametrize("segmentation", Segmentation)
 async def test_one_stream_of_segments_equals_one_call_a_segment(
-    engine: TransformersEngine, uncached: TransformersEngine, segmentation: Segmentation
+    engine: TorchEngine, uncached: TorchEngine, segmentation: Segmentation
 ) -> None:
     context, what = await prompt(engine), params(segmentation=segmentation, max_segments=0)
     assert await segments_of(engine, context, what) == await one_by_one(uncached, context, what)
 
 
-async def test_segmentation_never_changes_the_text(engine: TransformersEngine) -> None:
+async def test_segmentation_never_changes_the_text(engine: TorchEngine) -> None:
     texts = set()
     for segmentation in Segmentation:
         stream = await written(
@@ -101,7 +101,7 @@ async def test_segmentation_never_changes_the_text(engine: TransformersEngine) -
 )
 @pytest.mark.parametrize("segmentation", Segmentation)
 async def test_batch_equals_one_by_one(
-    engine: TransformersEngine,
+    engine: TorchEngine,
     checkpoint: Path,
     segmentation: Segmentation,
     patch: dict[str, object],
@@ -149,7 +149,7 @@ async def test_batch_ends_segments_as_the_engine_does(load: Load, tmp_path: Path
     assert {len(row.token_ids) for row in rows} >= {4, 5}
 
 
-async def test_greedy_equals_generate(engine: TransformersEngine, checkpoint: Path) -> None:
+async def test_greedy_equals_generate(engine: TorchEngine, checkpoint: Path) -> None:
     context = await prompt(engine)
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     ids = torch.tensor([context.pieces[0].token_ids])
@@ -165,7 +165,7 @@ async def test_greedy_equals_generate(engine: TransformersEngine, checkpoint: Pa
 
 
 async def test_states_are_embedding_and_block_outputs_before_the_final_norm(
-    engine: TransformersEngine, checkpoint: Path
+    engine: TorchEngine, checkpoint: Path
 ) -> None:
     context = await prompt(engine)
     [one] = await written(engine, context, params(want_states=True))
@@ -182,7 +182,7 @@ async def test_states_are_embedding_and_block_outputs_before_the_final_norm(
 
 
 async def test_bf16_states_agree_with_fp32(
-    engine: TransformersEngine, checkpoint: Path, load: Load
+    engine: TorchEngine, checkpoint: Path, load: Load
 ) -> None:
     half = load(checkpoint, dtype="bfloat16")
     context = await prompt(engine)
@@ -191,7 +191,7 @@ async def test_bf16_states_agree_with_fp32(
     assert_same(tensor(reading.states), tensor(one.states), tolerance=2e-2)
 
 
-async def test_reader_with_another_tokenizer_takes_the_text(engine: TransformersEngine) -> None:
+async def test_reader_with_another_tokenizer_takes_the_text(engine: TorchEngine) -> None:
     context = await prompt(engine)
     own = segment(engine, "First, the pens start at 25.\n\n")
     foreign = replace(own, token_ids=(1, 2, 3), tokenizer="another")

@@ -130,7 +130,7 @@ def test_folder_is_written_once_and_follows_the_file(
     folder = checkpoint_of(file)
     written = (folder / "tokenizer.json").stat().st_ino
     moved = file.rename(tmp_path / "moved.gguf")
-    with pytest.raises(Mismatch, match=f"^{file} is not there any more; put it back"):
+    with pytest.raises(Mismatch, match=f"^{file} no longer exists; put it back"):
         weights_file(folder)
     assert checkpoint_of(moved) == folder and weights_file(folder) == moved
     assert (folder / "tokenizer.json").stat().st_ino == written
@@ -260,7 +260,7 @@ def test_file_of_another_format_is_refused(tmp_path: Path, beginning: bytes, rea
         ({"tokenizer.ggml.merges": ["t", "x"]}, "has merges that do not belong to its tokens"),
         (
             {"tokenizer.ggml.eos_token_id": 70_000},
-            "names 70000 as its eos token, which it does not have",
+            "names the id 70000 as its eos token, but has no such token",
         ),
     ],
 )

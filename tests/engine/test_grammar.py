@@ -11,8 +11,8 @@ from unittest.mock import Mock
 import pytest
 from jsonschema import validate  # type: ignore[import-untyped]
 
-from semspec.engine.shaping import MAX_KEPT, MAX_KEPT_BYTES, Grammars
-from semspec.engine.transformers_engine import TransformersEngine
+from semspec.engine.grammars import MAX_KEPT, MAX_KEPT_BYTES, Grammars
+from semspec.engine.torch_engine import TorchEngine
 from semspec.errors import InvalidRequest
 from semspec.types import (
     Context,
@@ -53,7 +53,7 @@ def spelling(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(params=["fast", "transformers"])
-async def engine(spelling: Path, request: pytest.FixtureRequest, load: Load) -> TransformersEngine:
+async def engine(spelling: Path, request: pytest.FixtureRequest, load: Load) -> TorchEngine:
     return load(spelling, engine=request.param)
 
 
@@ -69,7 +69,7 @@ def text_of(generated: list[GeneratedSegment]) -> str:
 
 
 async def test_every_sample_is_valid_by_the_schema(
-    engine: TransformersEngine, request: pytest.FixtureRequest
+    engine: TorchEngine, request: pytest.FixtureRequest
 ) -> None:
     assert (await engine.info()).supports_grammars
     num_samples = (
@@ -87,7 +87,7 @@ async def test_every_sample_is_valid_by_the_schema(
     ]
 
 
-async def test_greedy_answer_is_valid_whatever_the_filters(engine: TransformersEngine) -> None:
+async def test_greedy_answer_is_valid_whatever_the_filters(engine: TorchEngine) -> None:
     validate(json.loads(text_of(await answered(engine, params(temperature=0.0)))), SCHEMA)
     narrow = replace(params(3), sampling=SamplingParams(1.0, 0.05, 3, 3))
     validate(json.loads(text_of(await answered(engine, narrow))), SCHEMA)
@@ -95,7 +95,7 @@ async def test_greedy_answer_is_valid_whatever_the_filters(engine: TransformersE
 
 @pytest.mark.parametrize("segmentation", Segmentation)
 async def test_answer_in_many_calls_equals_one(
-    engine: TransformersEngine, segmentation: Segmentation
+    engine: TorchEngine, segmentation: Segmentation
 ) -> None:
     """Each call gets the grammar's state from the context, so that any replica can go on."""
     cuts: dict[str, Any] = {"segmentation": segmentation, "max_segment_tokens": 7}
@@ -104,7 +104,7 @@ async def test_answer_in_many_calls_equals_one(
     assert parts == whole and len(parts) > 3
 
 
-async def test_logprobs_and_scores_are_those_of_all_tokens(engine: TransformersEngine) -> None:
+async def test_logprobs_and_scores_are_those_of_all_tokens(engine: TorchEngine) -> None:
     """A grammar changes what is drawn, not what the model finds likely."""
     generated = await answered(engine, params(2, num_logprobs=3, want_states=True))
     told = [token for one in generated for token in one.logprobs or ()]
@@ -132,7 +132,7 @@ async def test_logprobs_and_scores_are_those_of_all_tokens(engine: TransformersE
     ],
 )
 async def test_grammar_without_an_end_is_cut_by_its_budget(
-    engine: TransformersEngine, grammar: str
+    engine: TorchEngine, grammar: str
 ) -> None:
     endless, other = await asyncio.gather(
         answered(engine, params(1, grammar=grammar, max_tokens=30)), answered(engine, params(5))
@@ -155,7 +155,7 @@ async def test_grammar_without_an_end_is_cut_by_its_budget(
     ids=["no end", "no beginning", "syntax", "costly", "large", "costly at each token"],
 )
 async def test_grammar_is_refused_in_one_line_and_others_go_on(
-    engine: TransformersEngine, grammar: str, complaint: str
+    engine: TorchEngine, grammar: str, complaint: str
 ) -> None:
     """Also one that a call over gRPC may have, which no gateway has checked."""
     refused = asyncio.create_task(answered(engine, params(1, grammar=grammar)))
@@ -172,7 +172,7 @@ async def test_compiled_grammars_are_bounded_in_number_and_bytes(
     assert grammars
     for number in range(MAX_KEPT + 5):
         await compile_checked(grammars, grammar_of({"const": number}))
-        assert grammars.num_compiled == min(number + 1, MAX_KEPT)
+        assert len(grammars._compiled) == min(number + 1, MAX_KEPT)
     large = [grammar_of({"const": {f"k{i}": number for i in range(4000)}}) for number in range(8)]
     for grammar in large:
         await compile_checked(grammars, grammar)
@@ -192,7 +192,7 @@ async def compile_checked(grammars: Grammars, grammar: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("are_known", [False, True])
 async def test_costly_grammars_of_one_owner_leave_room_for_another(
-    engine: TransformersEngine, are_known: bool
+    engine: TorchEngine, are_known: bool
 ) -> None:
     """`are_known`: the grammars were found to compile before, but are not kept."""
     costly = [grammar_of({"const": {f"k{i}": number for i in range(5000)}}) for number in range(6)]
@@ -213,7 +213,7 @@ async def test_costly_grammars_of_one_owner_leave_room_for_another(
     await asyncio.gather(*asked, return_exceptions=True)
 
 
-async def test_reasoning_is_free_and_the_answer_is_not(engine: TransformersEngine) -> None:
+async def test_reasoning_is_free_and_the_answer_is_not(engine: TorchEngine) -> None:
     grammar = of_output(json_grammar({"type": "boolean"}, True, "schema"), "Why? <think>\n")
     thought = segment(engine, "So.</think>")
     for seed in range(5):
@@ -238,9 +238,7 @@ FUNCTIONS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("is_required", [True, False])
-async def test_calls_have_the_form_that_is_read(
-    engine: TransformersEngine, is_required: bool
-) -> None:
+async def test_calls_have_the_form_that_is_read(engine: TorchEngine, is_required: bool) -> None:
     tools = json.dumps([{"type": "function", "function": function} for function in FUNCTIONS])
     piece = await engine.encode(Conversation((Message("user", PROMPT),), tools))
     assert "look" in piece.text and "count" in piece.text
@@ -261,9 +259,7 @@ async def test_calls_have_the_form_that_is_read(
 @pytest.mark.parametrize(
     "before", ['{"name": "count", "arguments": ', '```json\n{\n  "name": "look",\n  "arguments": ']
 )
-async def test_bare_calls_have_the_form_that_is_read(
-    engine: TransformersEngine, before: str
-) -> None:
+async def test_bare_calls_have_the_form_that_is_read(engine: TorchEngine, before: str) -> None:
     grammar = of_output(tools_grammar(FUNCTIONS, False, False, ["", ""]), "Count.")
     begun = segment(engine, before)
     for seed in range(4):
@@ -274,7 +270,7 @@ async def test_bare_calls_have_the_form_that_is_read(
         validate(json.loads(seen.calls[0].arguments), {"enum": [{}, {"n": 1}, {"n": 2}]})
 
 
-async def test_code_block_around_calls_may_be_closed(engine: TransformersEngine) -> None:
+async def test_code_block_around_calls_may_be_closed(engine: TorchEngine) -> None:
     grammar = of_output(tools_grammar(FUNCTIONS, False, True, ["", ""]), "Count.")
     call = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
     closed = segment(engine, f"```json\n{call}\n{call}\n```")
@@ -283,7 +279,7 @@ async def test_code_block_around_calls_may_be_closed(engine: TransformersEngine)
 
 
 async def test_context_that_does_not_follow_the_grammar_is_refused(
-    engine: TransformersEngine,
+    engine: TorchEngine,
 ) -> None:
     with pytest.raises(InvalidRequest, match="do not follow the grammar"):
         await answered(engine, params(), segment(engine, "Not JSON"))
@@ -301,7 +297,7 @@ async def test_model_whose_vocabulary_spells_no_json_takes_none(
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_grammar_is_waited_for_until_it_is_compiled_or_fails(
-    engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch
+    engine: TorchEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     grammars = Grammars.of(engine.tokenizer)
     assert grammars and not grammars.is_compiled(GRAMMAR, 1)

@@ -63,7 +63,7 @@ class FullDisk(io.RawIOBase):
 def test_model_is_downloaded_once_and_needs_no_hub_afterwards(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(hub, "TELL_EVERY_S", 0)
+    monkeypatch.setattr(hub, "PROGRESS_INTERVAL_S", 0)
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1 << 16)
     told: list[str] = []
     folder = hub.fetch("a/draft", tell=told.append)
@@ -81,7 +81,7 @@ def test_model_is_downloaded_once_and_needs_no_hub_afterwards(
         ("no name", "the hub has no no name; correct the name"),
         (
             "a/huge",
-            r"a/huge takes 100000000.0 GB in .*/cache, where .* are free; make room, or set HF_HOME",
+            r"a/huge needs 100000000.0 GB in .*/cache, which has .* free; make room, or set HF_HOME",
         ),
     ],
 )
@@ -113,7 +113,7 @@ def test_file_of_a_repository_is_downloaded_once_and_alone(
     [
         (
             "a/files-GGUF:other.gguf",
-            "a/files-GGUF has no file other.gguf; give the name of one that it has, see http",
+            "a/files-GGUF has no file other.gguf; give the name of a file that it has, see http",
         ),
         ("a/nothing:model.gguf", "the hub has no a/nothing; correct the name"),
         (

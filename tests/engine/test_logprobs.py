@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase, PreTrain
 from semspec.engine.causal_lm import CausalLM, EngineName
 from semspec.engine.logits import token_logprob
 from semspec.engine.tokenization import BYTE_OF, TokenBytes, tokenize
-from semspec.engine.transformers_engine import TransformersEngine
+from semspec.engine.torch_engine import TorchEngine
 from semspec.errors import Mismatch
 from semspec.stack import BUNDLED_PAIR
 from semspec.types import Context, SamplingParams, Segmentation, SegmentEnd, TokenLogprob
@@ -174,7 +174,7 @@ async def test_logprobs_are_those_of_a_plain_forward_whatever_the_sampling(
         )
 
 
-async def test_asking_for_logprobs_changes_nothing_else(uncached: TransformersEngine) -> None:
+async def test_asking_for_logprobs_changes_nothing_else(uncached: TorchEngine) -> None:
     context = await prompt(uncached)
     asked = await written(
         uncached, context, params(max_segments=0, num_logprobs=0, want_states=True)
@@ -195,7 +195,7 @@ def test_impossible_tokens_are_no_alternatives_and_few_tokens_are_all_there_are(
     assert told.logprob == pytest.approx(-0.6931, abs=1e-4)
 
 
-async def test_tokens_of_a_text_are_where_they_say(engine: TransformersEngine) -> None:
+async def test_tokens_of_a_text_are_where_they_say(engine: TorchEngine) -> None:
     text = "Tom has  12 pens.\n\nHow many?"
     tokens = await engine.tokenize(text)
     assert "".join(token.text for token in tokens) == text

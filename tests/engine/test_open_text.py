@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from semspec.engine.requests import Generate, Result, Writing
+from semspec.engine.requests import Generate, GenerationState, Result
 from semspec.engine.segmentation import TokenSegmenter, prompt_and_output, stops_after
 from semspec.engine.tokenization import ModelTokenizer
-from semspec.engine.transformers_engine import TransformersEngine
+from semspec.engine.torch_engine import TorchEngine
 from semspec.engine.worker import Results
 from semspec.remote.segmenter import TextSegmenter
 from semspec.types import (
@@ -62,7 +62,10 @@ def ids_after_prompt(tokenizer: ModelTokenizer, text: str) -> list[int]:
 def streams(tokenizer: ModelTokenizer, ids: list[int], what: GenerationParams) -> Iterator[Segment]:
     """Check the texts of each segment that are shown while `ids` are written."""
     request = Generate(what, is_after_end=False, streams_text=True)
-    writing, shown = Writing(tokenizer, Writer.TARGET, request, tokenizer.ids_of(PROMPT)), ""
+    writing, shown = (
+        GenerationState(tokenizer, Writer.TARGET, request, tokenizer.ids_of(PROMPT)),
+        "",
+    )
     for token in ids:
         for generated in writing.take(token):
             text = generated.segment.text
@@ -104,7 +107,7 @@ def test_shown_text_stays_for_tokens_that_make_no_sense(
 def test_all_but_the_last_token_is_shown(tokenizer: ModelTokenizer) -> None:
     """The first text is there with the first token, not with the segment."""
     request = Generate(NO_LIMIT, is_after_end=False, streams_text=True)
-    writing = Writing(tokenizer, Writer.TARGET, request, tokenizer.ids_of(PROMPT))
+    writing = GenerationState(tokenizer, Writer.TARGET, request, tokenizer.ids_of(PROMPT))
     for number, token in enumerate(ids_after_prompt(tokenizer, " the ball has 12 points, the box")):
         assert not writing.take(token)
         one = writing.open_text()
@@ -313,7 +316,7 @@ async def test_texts_that_wait_are_joined() -> None:
 
 async def test_no_text_is_made_where_nobody_reads_it(load: Load, checkpoint: Path) -> None:
     engine = load(checkpoint)
-    assert isinstance(engine, TransformersEngine)
+    assert isinstance(engine, TorchEngine)
     results = [
         result async for result in engine.generate(await prompt(engine), params(max_segments=2))
     ]

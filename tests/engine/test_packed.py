@@ -17,13 +17,13 @@ from transformers import DynamicCache
 from semspec.engine.batch import ContextBatch
 from semspec.engine.causal_lm import CausalLM
 from semspec.engine.decoder import LONG_STEP
-from semspec.engine.gguf_weights import GgufTensor, Packed
+from semspec.engine.gguf_weights import GgufTensor, PackedMatrix
 from semspec.engine.kv_cache import Chunk
 from semspec.engine.numeric_form import resolve_form
-from semspec.engine.products import LayerWeights, finish_layer, product, start_layer
+from semspec.engine.onnx_layers import LayerWeights, finish_layer, product, start_layer
 from semspec.engine.selftest import self_test
 from semspec.engine.settings import ModelSettings
-from semspec.engine.transformers_engine import TransformersEngine
+from semspec.engine.torch_engine import TorchEngine
 from semspec.errors import Mismatch
 from semspec.types import Writer
 from tests.engine.models import random_model
@@ -55,7 +55,7 @@ def random_matrix(
     return GgufTensor(kind, blocks.reshape(rows, -1), (rows, num_blocks * block_size))
 
 
-def restored(packed: Packed) -> np.ndarray:
+def restored(packed: PackedMatrix) -> np.ndarray:
     codes = packed.codes
     if packed.bits == 4:
         codes = np.stack([codes & 15, codes >> 4], -1).reshape(len(codes), -1, packed.group_size)
@@ -271,7 +271,7 @@ async def test_self_test_finds_a_layer_that_is_not_that_of_the_file(
 ) -> None:
     """All passes share the layer, so they agree with one another."""
     settings = ModelSettings(model=str(file), port=0, device="cpu", dtype="packed")
-    engine = TransformersEngine.load(str(file), writer=Writer.TARGET, device="cpu", dtype="packed")
+    engine = TorchEngine.load(str(file), writer=Writer.TARGET, device="cpu", dtype="packed")
     assert "layers with those in fp32" in await self_test(engine, settings)
     last: Any = engine.lm.model.model.layers[-1]
     finish = last.finish
@@ -311,7 +311,7 @@ def test_packed_form_that_cannot_be_had_is_refused_in_a_line(file: Path) -> None
         file.parent / "floats.gguf", file.parent / "checkpoint", gguf.GGMLQuantizationType.F16
     )
     with pytest.raises(
-        Mismatch, match="has the type F16, which cannot be computed with; set dtype to"
+        Mismatch, match="has the type F16, which has no packed product; set dtype to"
     ):
         load(whole, "packed")
 

@@ -11,7 +11,7 @@ import pytest
 from semspec.decoding import Backends, Generation, RetrievalOptions
 from semspec.decoding.retrieval.datastore import Datastore
 from semspec.decoding.retrieval.drafter import RetrievingDraft
-from semspec.engine.transformers_engine import TransformersEngine
+from semspec.engine.torch_engine import TorchEngine
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.types import Context, Proposal, Retrieval, SamplingParams, SegmentRecord, Writer
 from tests.decoding.support import ConstantVerifier
@@ -37,13 +37,13 @@ def checkpoint(checkpoints: dict[str, Path]) -> Path:
     return checkpoints["qwen2"]
 
 
-async def states_of(engine: TransformersEngine, ids: list[int], layer: int) -> np.ndarray:
+async def states_of(engine: TorchEngine, ids: list[int], layer: int) -> np.ndarray:
     forward = engine.lm.forward(ids, engine.lm.new_kv(), want_states=True)
     return forward.states[layer].float().numpy()
 
 
 @pytest.fixture
-async def datastore(engine: TransformersEngine, tmp_path: Path) -> Datastore:
+async def datastore(engine: TorchEngine, tmp_path: Path) -> Datastore:
     """Of an answer that is the target's own but for every seventh token."""
     answer = await greedy(engine, 80)
     document = [*(await prompt(engine)).pieces[0].token_ids, *answer]
@@ -55,7 +55,7 @@ async def datastore(engine: TransformersEngine, tmp_path: Path) -> Datastore:
 
 @pytest.fixture
 async def backends(
-    engine: TransformersEngine, datastore: Datastore, checkpoints: dict[str, Path], load: Load
+    engine: TorchEngine, datastore: Datastore, checkpoints: dict[str, Path], load: Load
 ) -> Backends:
     draft = load(checkpoints["llama"], Writer.DRAFT)
     return Backends(
@@ -75,7 +75,7 @@ async def records(
 
 @pytest.mark.parametrize("num_tokens", [1, 5, 40])
 async def test_greedy_exact_retrieval_writes_what_the_target_writes(
-    backends: Backends, engine: TransformersEngine, num_tokens: int
+    backends: Backends, engine: TorchEngine, num_tokens: int
 ) -> None:
     context = await prompt(engine)
     alone = await records(backends, context=context, strategy="target")
@@ -91,7 +91,7 @@ async def test_greedy_exact_retrieval_writes_what_the_target_writes(
     "sampling", [SamplingParams(0), SamplingParams(0.3, 0.9, 0, 1), SamplingParams(1, 0.97, 0, 2)]
 )
 async def test_rewrites_by_retrieval_are_the_plain_ones_token_for_token(
-    backends: Backends, engine: TransformersEngine, sampling: SamplingParams
+    backends: Backends, engine: TorchEngine, sampling: SamplingParams
 ) -> None:
     fields: dict[str, Any] = {"context": await prompt(engine), "sampling": sampling}
     plain = await records(backends, strategy="semantic", **fields)
@@ -109,7 +109,7 @@ async def test_rewrites_by_retrieval_are_the_plain_ones_token_for_token(
 
 @pytest.mark.parametrize("strategy", ["retrieval", "semantic+retrieval"])
 async def test_sampled_retrieval_keeps_the_targets_distribution(
-    backends: Backends, engine: TransformersEngine, strategy: str
+    backends: Backends, engine: TorchEngine, strategy: str
 ) -> None:
     """Chi-square of the first two tokens at fixed seeds, 0.1% level, with a store that proposes likely tokens. Of
     rewrites too, although the segments that they replace were rejected."""
@@ -132,7 +132,7 @@ async def test_sampled_retrieval_keeps_the_targets_distribution(
     assert 0 < num_accepted < num_proposed
 
 
-async def test_returned_state_is_that_before_the_last_token(engine: TransformersEngine) -> None:
+async def test_returned_state_is_that_before_the_last_token(engine: TorchEngine) -> None:
     context, layer = await prompt(engine), 1
     answer = await greedy(engine, 20)
     prompt_ids = list(context.pieces[0].token_ids)
@@ -156,7 +156,7 @@ async def test_returned_state_is_that_before_the_last_token(engine: Transformers
 
 
 async def test_state_is_returned_only_where_it_is_asked_for_and_known(
-    engine: TransformersEngine,
+    engine: TorchEngine,
 ) -> None:
     context, what = await prompt(engine), params(max_segments=0)
     assert (await engine.verify_tokens(context, (), certainly(engine, (5,)), what)).state == b""
@@ -169,7 +169,7 @@ async def test_state_is_returned_only_where_it_is_asked_for_and_known(
 
 
 async def test_datastore_without_a_model_helps_and_refuses_all_else(
-    engine: TransformersEngine, datastore: Datastore
+    engine: TorchEngine, datastore: Datastore
 ) -> None:
     alone = RetrievingDraft(None, datastore)
     info, context = await alone.info(), await prompt(engine)
@@ -195,7 +195,7 @@ async def test_datastore_without_a_model_helps_and_refuses_all_else(
 
 
 async def test_engine_without_a_datastore_lets_the_target_write_alone(
-    engine: TransformersEngine,
+    engine: TorchEngine,
 ) -> None:
     with pytest.raises(Mismatch, match="SEMSPEC_DRAFT_DATASTORE"):
         await engine.propose(await prompt(engine), (), params(retrieval=Retrieval()), 4)
@@ -205,7 +205,7 @@ async def test_engine_without_a_datastore_lets_the_target_write_alone(
 
 @pytest.mark.parametrize("with_neighbours", [False, True])
 async def test_retrieval_over_grpc_equals_that_in_process(
-    engine: TransformersEngine,
+    engine: TorchEngine,
     checkpoints: dict[str, Path],
     load: Load,
     tmp_path: Path,

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, Phi3Config, Phi3ForCausalLM, PreT
 from semspec.decoding import STRATEGIES, Backends, Generation, Options, decode
 from semspec.decoding.backends import WithoutProbes
 from semspec.engine.causal_lm import EngineName
-from semspec.engine.transformers_engine import TransformersEngine
+from semspec.engine.torch_engine import TorchEngine
 from semspec.errors import ContextTooLong
 from semspec.types import Context, GenerationParams, SamplingParams, SegmentRecord, TokenIds, Writer
 from tests.engine.models import LLAMA3_ROPE, TOKENIZER, random_ids
@@ -81,8 +81,8 @@ def phi3(kind: str) -> PreTrainedModel:
 class Pair:
     """A draft and a target, and the target as plain transformers loads it."""
 
-    draft: TransformersEngine
-    target: TransformersEngine
+    draft: TorchEngine
+    target: TorchEngine
     plain: PreTrainedModel
 
     async def written(self, ids: list[int], strategy: str, max_tokens: int) -> list[int]:

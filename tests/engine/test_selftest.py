@@ -10,7 +10,7 @@ from semspec.engine import selftest
 from semspec.engine.selftest import self_test
 from semspec.engine.settings import ModelSettings
 from semspec.engine.steps import Prefix, PrefixCache
-from semspec.engine.transformers_engine import TransformersEngine
+from semspec.engine.torch_engine import TorchEngine
 from semspec.errors import Mismatch
 from semspec.rpc.server import ServiceServer
 from semspec.rpc.servicers import TargetServicer
@@ -24,8 +24,8 @@ def model(checkpoint: Path) -> ModelSettings:
 
 
 async def test_sound_engine_passes_in_a_line(
-    engine: TransformersEngine,
-    uncached: TransformersEngine,
+    engine: TorchEngine,
+    uncached: TorchEngine,
     model: ModelSettings,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -43,7 +43,7 @@ async def test_window_is_read_to_its_last_token(
 
 
 async def test_broken_cache_ends_the_start(
-    engine: TransformersEngine, model: ModelSettings, monkeypatch: pytest.MonkeyPatch
+    engine: TorchEngine, model: ModelSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def spoilt(self: PrefixCache, *what: Any, take: Any = PrefixCache.take) -> Prefix:
         prefix: Prefix = take(self, *what)
@@ -56,7 +56,8 @@ async def test_broken_cache_ends_the_start(
         TargetServicer(lambda: engine, lambda one: self_test(one, model)), settings()
     )
     with pytest.raises(
-        Mismatch, match=r"self-test: states scored by .* are not those written: error .*; report it"
+        Mismatch,
+        match=r"self-test: states scored by .* are not those of generation: error .*; report it",
     ):
         await server.load()
 
@@ -69,7 +70,7 @@ async def test_broken_cache_ends_the_start(
     ],
 )
 async def test_changed_weights_end_the_start(
-    engine: TransformersEngine, model: ModelSettings, name: str, fault: str
+    engine: TorchEngine, model: ModelSettings, name: str, fault: str
 ) -> None:
     [weight] = [
         value for key, value in engine.lm.model.named_parameters() if key.endswith(f"{name}.weight")
@@ -80,7 +81,7 @@ async def test_changed_weights_end_the_start(
 
 
 async def test_decoder_that_differs_from_transformers_is_refused(
-    engine: TransformersEngine, model: ModelSettings, monkeypatch: pytest.MonkeyPatch
+    engine: TorchEngine, model: ModelSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It agrees with itself: written, scored at once and scored alone."""
     monkeypatch.setattr(selftest, "REFERENCE_BYTES", 0)
@@ -88,13 +89,13 @@ async def test_decoder_that_differs_from_transformers_is_refused(
     norm = engine.lm.decoder._rms_norm
     norm.eps, norm.cpu_eps = 0.1, torch.full((1, 1), 0.1)
     with pytest.raises(
-        Mismatch, match="self-test: states scored by plain transformers are not those written"
+        Mismatch, match="self-test: states scored by plain transformers are not those of generation"
     ):
         await self_test(engine, model)
 
 
 async def test_context_beyond_memory_ends_the_start_with_the_field(
-    engine: TransformersEngine, model: ModelSettings, monkeypatch: pytest.MonkeyPatch
+    engine: TorchEngine, model: ModelSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def step(chunks: Any, made: Any = engine.lm.forward_step) -> Any:
         if sum(len(chunk.tokens) for chunk in chunks) > 100:

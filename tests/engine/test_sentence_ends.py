@@ -11,7 +11,7 @@ from semspec.decoding import Backends, Generation
 from semspec.engine.batch import ContextBatch
 from semspec.engine.logits import renormalised
 from semspec.engine.segmentation import cut, ended_by_look_ahead
-from semspec.engine.transformers_engine import TransformersEngine
+from semspec.engine.torch_engine import TorchEngine
 from semspec.types import Context, SamplingParams, Segment, Segmentation, SegmentEnd, Writer
 from tests.decoding.support import ConstantVerifier
 from tests.engine.support import (
@@ -31,7 +31,7 @@ WORDS = (".", "5", " 3", " Tom", " has")
 HOT = SamplingParams(1.0, 1.0)
 NUM_SEEDS = 300
 
-Engines = tuple[TransformersEngine, TransformersEngine]
+Engines = tuple[TorchEngine, TorchEngine]
 
 
 def save_with_few_words(source: Path, folder: Path) -> Path:
@@ -60,9 +60,7 @@ async def engines(checkpoints: dict[str, Path], tmp_path: Path, load: Load) -> E
     return load(draft, Writer.DRAFT), load(target)
 
 
-async def after(
-    engine: TransformersEngine, text: str, end: SegmentEnd = SegmentEnd.BOUNDARY
-) -> Context:
+async def after(engine: TorchEngine, text: str, end: SegmentEnd = SegmentEnd.BOUNDARY) -> Context:
     """A context whose last segment is `text`."""
     return (await prompt(engine)).extended(segment(engine, text, end))
 

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from semspec.decoding import Backends, Generation, Options, token_level
 from semspec.engine.checkpoint import tokenizer_fingerprint
-from semspec.engine.transformers_engine import TransformersEngine
+from semspec.engine.torch_engine import TorchEngine
 from semspec.types import (
     Context,
     Piece,
@@ -36,7 +36,7 @@ START, END, DONE = 310, 311, 312
 DRAFTS, TARGETS = ("<|User|>",), ("<|im_start|>", "<|im_end|>")
 """Special tokens of the two."""
 
-Engines = tuple[TransformersEngine, TransformersEngine]
+Engines = tuple[TorchEngine, TorchEngine]
 
 
 def with_added(source: Path, *special: str) -> PreTrainedTokenizerFast:

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from semspec.engine import transformers_engine
+from semspec.engine import torch_engine
 from semspec.engine.logits import renormalised
 from semspec.engine.segmentation import TokenSegmenter, cut
 from semspec.engine.speculative import dense
-from semspec.engine.transformers_engine import TransformersEngine
+from semspec.engine.torch_engine import TorchEngine
 from semspec.errors import ContextTooLong, InvalidRequest, Mismatch
 from semspec.types import (
     Context,
@@ -49,7 +49,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(autouse=True)
 def unlimited_proposals(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let models of random weights propose several tokens, although they are unsure of each."""
-    monkeypatch.setattr(transformers_engine, "LEAST_CONFIDENCE", 0.0)
+    monkeypatch.setattr(torch_engine, "LEAST_CONFIDENCE", 0.0)
 
 
 @pytest.fixture
@@ -59,14 +59,14 @@ def checkpoint(checkpoints: dict[str, Path]) -> Path:
 
 
 @pytest.fixture
-async def drafter(checkpoints: dict[str, Path], load: Load) -> TransformersEngine:
+async def drafter(checkpoints: dict[str, Path], load: Load) -> TorchEngine:
     """Another model over the same vocabulary."""
     return load(checkpoints["llama"], Writer.DRAFT)
 
 
 @pytest.mark.parametrize("gamma", [1, 3])
 async def test_engines_keep_the_targets_distribution(
-    engine: TransformersEngine, drafter: TransformersEngine, gamma: int
+    engine: TorchEngine, drafter: TorchEngine, gamma: int
 ) -> None:
     """Of the first two tokens; top-k leaves few enough to count."""
     context, counts = await prompt(engine), Counter[tuple[int, ...]]()
@@ -89,7 +89,7 @@ async def test_engines_keep_the_targets_distribution(
     ],
 )
 async def test_greedy_rounds_write_what_write_writes(
-    engine: TransformersEngine, drafter: TransformersEngine, gamma: int, fields: dict[str, Any]
+    engine: TorchEngine, drafter: TorchEngine, gamma: int, fields: dict[str, Any]
 ) -> None:
     """To the token of each budget."""
     context = await prompt(engine)
@@ -113,9 +113,7 @@ async def test_greedy_rounds_write_what_write_writes(
 TEXT = " Tom sells 6 pens. 25 - 6 = 19.\n\nTom has 19 pens. How many pens does Tom have now?\n\n"
 
 
-def segmenter(
-    engine: TransformersEngine, open_ids: Sequence[int], **fields: object
-) -> TokenSegmenter:
+def segmenter(engine: TorchEngine, open_ids: Sequence[int], **fields: object) -> TokenSegmenter:
     context = engine.tokenizer.ids_of("Tom has pens: 25.")
     return TokenSegmenter(
         engine.tokenizer, Writer.TARGET, params(**({"max_segments": 0} | fields)), context, open_ids
@@ -124,7 +122,7 @@ def segmenter(
 
 @pytest.mark.parametrize("segmentation", Segmentation)
 def test_segments_are_cut_wherever_the_proposal_begins(
-    engine: TransformersEngine, segmentation: Segmentation
+    engine: TorchEngine, segmentation: Segmentation
 ) -> None:
     tokens = engine.tokenizer.ids_of(TEXT)
     expected = list(cut(TEXT, segmentation))
@@ -146,7 +144,7 @@ def test_segments_are_cut_wherever_the_proposal_begins(
     ],
 )
 def test_what_follows_the_end_of_an_order_is_dropped(
-    engine: TransformersEngine, fields: dict[str, object], num_taken: int, end: SegmentEnd
+    engine: TorchEngine, fields: dict[str, object], num_taken: int, end: SegmentEnd
 ) -> None:
     cutting = segmenter(engine, (), segmentation=Segmentation.SENTENCE, **fields)
     taken = [cutting.take(token) for token in engine.tokenizer.ids_of(TEXT)]
@@ -154,7 +152,7 @@ def test_what_follows_the_end_of_an_order_is_dropped(
     assert cutting.segments[-1].end is end and cutting.open_ids == []
 
 
-async def test_end_of_sequence_inside_a_proposal_ends_all(engine: TransformersEngine) -> None:
+async def test_end_of_sequence_inside_a_proposal_ends_all(engine: TorchEngine) -> None:
     context = await prompt(engine)
     eos = min(engine.tokenizer.eos_ids)
     what = params(max_segments=0)
@@ -171,8 +169,8 @@ async def test_end_of_sequence_inside_a_proposal_ends_all(engine: TransformersEn
 @pytest.mark.parametrize("sampling", [HOT, SamplingParams(0.6, 0.95, 0, 5), SamplingParams(0)])
 @pytest.mark.parametrize("num_proposed", [0, 5])
 async def test_certain_proposals_leave_what_write_writes(
-    engine: TransformersEngine,
-    uncached: TransformersEngine,
+    engine: TorchEngine,
+    uncached: TorchEngine,
     segmentation: Segmentation,
     sampling: SamplingParams,
     num_proposed: int,
@@ -205,7 +203,7 @@ async def test_certain_proposals_leave_what_write_writes(
 
 @pytest.mark.parametrize("sampling", [HOT, SamplingParams(0)])
 async def test_proposal_is_what_the_drafter_would_write(
-    engine: TransformersEngine, uncached: TransformersEngine, sampling: SamplingParams
+    engine: TorchEngine, uncached: TorchEngine, sampling: SamplingParams
 ) -> None:
     context = await prompt(engine)
     what = params(sampling=sampling, max_segments=0, max_tokens=12)
@@ -228,17 +226,17 @@ async def test_proposal_is_what_the_drafter_would_write(
 
 @pytest.mark.parametrize(("least", "num_tokens"), [(0.0, 6), (0.4, 3), (1.0, 1)])
 async def test_proposal_ends_where_the_draft_is_unsure(
-    engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch, least: float, num_tokens: int
+    engine: TorchEngine, monkeypatch: pytest.MonkeyPatch, least: float, num_tokens: int
 ) -> None:
     """Probabilities of .7 are unsure together from the third on: .7 ** 3 < .4."""
-    monkeypatch.setattr(transformers_engine, "LEAST_CONFIDENCE", least)
-    monkeypatch.setattr(transformers_engine, "largest_probability", lambda logits: 0.7)
+    monkeypatch.setattr(torch_engine, "LEAST_CONFIDENCE", least)
+    monkeypatch.setattr(torch_engine, "largest_probability", lambda logits: 0.7)
     proposal = await engine.propose(await prompt(engine), (), params(), 6)
     assert len(proposal.token_ids) == num_tokens
 
 
 async def test_proposal_ends_with_end_of_sequence_and_with_the_window(
-    engine: TransformersEngine,
+    engine: TorchEngine,
 ) -> None:
     context = Context((await engine.encode("Tom has pens. " * 118),))
     num_tokens = len(context.pieces[0].token_ids)
@@ -255,15 +253,13 @@ async def test_proposal_ends_with_end_of_sequence_and_with_the_window(
     eos = min(engine.tokenizer.eos_ids)
     with pytest.MonkeyPatch.context() as patch:
         certain = (eos, certainly(engine, (eos,)).distributions[0])
-        patch.setattr(
-            "semspec.engine.transformers_engine.draw_with_distribution", lambda *_: certain
-        )
+        patch.setattr("semspec.engine.torch_engine.draw_with_distribution", lambda *_: certain)
         assert (await engine.propose(context, (), params(), 4)).token_ids == (eos,)
 
 
 @pytest.mark.parametrize("seed", range(3))
 async def test_cached_verification_equals_recomputed(
-    engine: TransformersEngine, uncached: TransformersEngine, drafter: TransformersEngine, seed: int
+    engine: TorchEngine, uncached: TorchEngine, drafter: TorchEngine, seed: int
 ) -> None:
     """Rounds, with retries and writes in between, which find the prefixes that rounds leave and leave others."""
     context = await prompt(engine)
@@ -296,9 +292,7 @@ async def test_cached_verification_equals_recomputed(
             )
 
 
-async def test_rounds_feed_only_new_tokens(
-    engine: TransformersEngine, drafter: TransformersEngine
-) -> None:
+async def test_rounds_feed_only_new_tokens(engine: TorchEngine, drafter: TorchEngine) -> None:
     context = await prompt(engine)
     what = params(max_segments=0, max_segment_tokens=100, session="s")
     proposal = await drafter.propose(context, (), what, 4)
@@ -314,13 +308,13 @@ async def test_rounds_feed_only_new_tokens(
     assert verified == [1 + 4]
 
 
-async def test_another_tokenizer_does_not_match(engine: TransformersEngine) -> None:
+async def test_another_tokenizer_does_not_match(engine: TorchEngine) -> None:
     proposal = replace(certainly(engine, (5,)), tokenizer="another")
     with pytest.raises(Mismatch, match="choose a strategy"):
         await engine.verify_tokens(await prompt(engine), (), proposal, params())
 
 
-async def test_id_in_the_drafts_padding_is_rejected(engine: TransformersEngine) -> None:
+async def test_id_in_the_drafts_padding_is_rejected(engine: TorchEngine) -> None:
     """The draft's vocabulary may be padded beyond the target's."""
     context, beyond = await prompt(engine), engine.tokenizer.num_embeddings + 3
     alone = await engine.verify_tokens(context, (), certainly(engine, ()), params())
@@ -344,7 +338,7 @@ async def test_id_in_the_drafts_padding_is_rejected(engine: TransformersEngine) 
     ],
 )
 async def test_malformed_proposal_is_refused_by_field(
-    engine: TransformersEngine, token_ids: tuple[int, ...], distribution: Distribution
+    engine: TorchEngine, token_ids: tuple[int, ...], distribution: Distribution
 ) -> None:
     proposal = replace(certainly(engine, token_ids), distributions=(distribution,))
     with pytest.raises(InvalidRequest) as refusal:
@@ -352,7 +346,7 @@ async def test_malformed_proposal_is_refused_by_field(
     assert refusal.value.parameter == "proposal.distributions[0]"
 
 
-async def test_open_tokens_that_leave_no_room_are_refused(engine: TransformersEngine) -> None:
+async def test_open_tokens_that_leave_no_room_are_refused(engine: TorchEngine) -> None:
     context, nothing = await prompt(engine), Proposal((), (), "", 0.0)
     for call in (
         engine.verify_tokens(context, (10**6,), nothing, params()),
@@ -361,4 +355,4 @@ async def test_open_tokens_that_leave_no_room_are_refused(engine: TransformersEn
     ):
         with pytest.raises(InvalidRequest) as refusal:
             await call
-        assert str(refusal.value.parameter).startswith("open_token_ids")
+        assert str(refusal.value.parameter).startswith("open_ids")

@@ -18,7 +18,7 @@ from semspec.engine.causal_lm import CausalLM
 from semspec.engine.checkpoint import load_tokenizer
 from semspec.engine.segmentation import cut
 from semspec.engine.tokenization import ModelTokenizer
-from semspec.engine.transformers_engine import TransformersEngine
+from semspec.engine.torch_engine import TorchEngine
 from semspec.errors import ContextTooLong, InvalidRequest
 from semspec.reasoning import FORMS as FORMS_OF_REASONING
 from semspec.reasoning import ReasoningForm
@@ -47,7 +47,7 @@ PARAMS = GenerationParams(SamplingParams(), max_tokens=2)
 
 
 def before_tokenizing(
-    engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch, block: Callable[[], None]
+    engine: TorchEngine, monkeypatch: pytest.MonkeyPatch, block: Callable[[], None]
 ) -> None:
     """Have `block` called before the tokenizer of `engine` tokenizes."""
 
@@ -67,7 +67,7 @@ def foreign(text: str) -> Context:
     return Context((Piece(text, (1, 2), "of another tokenizer"),))
 
 
-def own(engine: TransformersEngine) -> Context:
+def own(engine: TorchEngine) -> Context:
     return Context((Piece("x", (5,), engine.tokenizer.info.tokenizer),))
 
 
@@ -94,7 +94,7 @@ def own(engine: TransformersEngine) -> Context:
     ids=["text", "message", "call", "tools", "ids", "text to tokenize", "context"],
 )
 async def test_text_beyond_the_window_is_refused_before_it_is_tokenized(
-    engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch, call: Any, complaint: str
+    engine: TorchEngine, monkeypatch: pytest.MonkeyPatch, call: Any, complaint: str
 ) -> None:
     def never() -> None:
         raise AssertionError("the text reached the tokenizer")
@@ -105,7 +105,7 @@ async def test_text_beyond_the_window_is_refused_before_it_is_tokenized(
 
 
 async def test_event_loop_goes_on_while_a_text_is_tokenized(
-    engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch
+    engine: TorchEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else no health check would be answered meanwhile."""
     done = Event()
@@ -169,7 +169,7 @@ EXTRA = "<|extra|>"
 
 
 @pytest.fixture
-async def smaller(checkpoints: dict[str, Path], tmp_path: Path, load: Load) -> TransformersEngine:
+async def smaller(checkpoints: dict[str, Path], tmp_path: Path, load: Load) -> TorchEngine:
     """Return a model whose tokenizer has a token more than the model has embeddings."""
     folder = Path(shutil.copytree(checkpoints["qwen2"], tmp_path / "smaller"))
     raw = load_tokenizer(str(folder))
@@ -200,7 +200,7 @@ NAMED = r"the token '<\|extra\|>' \(id 310\) is outside the vocabulary of 310 to
     ids="text message turn ids tokenize context propose segment".split(),
 )
 async def test_token_without_an_embedding_is_refused_with_its_field(
-    smaller: TransformersEngine, call: Any, parameter: str
+    smaller: TorchEngine, call: Any, parameter: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=NAMED) as refused:
         await call(smaller)
@@ -213,14 +213,14 @@ def drafted(text: str) -> Segment:
     return Segment(text, (1, 2), "of another tokenizer", Writer.DRAFT, SegmentEnd.BOUNDARY)
 
 
-async def test_bias_of_a_token_without_an_embedding_is_refused(smaller: TransformersEngine) -> None:
+async def test_bias_of_a_token_without_an_embedding_is_refused(smaller: TorchEngine) -> None:
     params = replace(PARAMS, penalties=Penalties(logit_bias=((310, 1.0),)))
     with pytest.raises(InvalidRequest, match="logit_bias: 310 is no token of this model"):
         await anext(smaller.generate(own(smaller), params))
 
 
 async def test_sampling_never_write_a_token_without_an_embedding(
-    smaller: TransformersEngine,
+    smaller: TorchEngine,
 ) -> None:
     params = GenerationParams(SamplingParams(2.0, 1.0, 0, 3), max_tokens=60, max_segments=0)
     results = [result async for result in smaller.generate(own(smaller), params)]

@@ -14,7 +14,7 @@ from transformers import AutoConfig
 from semspec.engine import load
 from semspec.engine.load import load_engine
 from semspec.engine.settings import ModelSettings, VllmOptions
-from semspec.engine.transformers_engine import TransformersEngine
+from semspec.engine.torch_engine import TorchEngine
 from semspec.engine.vllm import options
 from semspec.engine.vllm.options import (
     default_kv_bytes,
@@ -53,8 +53,8 @@ def test_auto_takes_vllm_on_cuda_and_warns_where_there_is_none(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(load, "find_spec", lambda name: name if is_installed else None)
-    assert load.chosen_engine(ModelSettings(model="any", device=device)) == engine
-    assert load.chosen_engine(ModelSettings(model="any", device="cpu")) == "auto"
+    assert load.choose_engine(ModelSettings(model="any", device=device)) == engine
+    assert load.choose_engine(ModelSettings(model="any", device="cpu")) == "auto"
     assert ("long contexts need vLLM" in caplog.text) == (not is_installed)
 
 
@@ -68,7 +68,7 @@ def test_gguf_file_is_refused_with_the_checkpoint_that_vllm_serves(
     ):
         load_model(settings, Writer.TARGET)
     monkeypatch.setattr(load, "find_spec", lambda name: name)
-    assert load.chosen_engine(ModelSettings(model="model.gguf", device="cuda")) == "auto"
+    assert load.choose_engine(ModelSettings(model="model.gguf", device="cuda")) == "auto"
 
 
 def test_vllm_is_imported_only_where_it_is_chosen() -> None:
@@ -81,11 +81,12 @@ def test_vllm_is_imported_only_where_it_is_chosen() -> None:
 
 def test_process_whose_parent_is_killed_while_it_starts_ends(tmp_path: Path) -> None:
     code = (
-        "import multiprocessing, os, pathlib, signal, sys, time; from semspec.engine.vllm.process import Core\n"
+        "import multiprocessing, os, pathlib, signal, sys, time\n"
+        "from semspec.engine.vllm.process import VllmProcesses\n"
         "def start():\n"
         "    (child := multiprocessing.get_context('spawn').Process(target=time.sleep, args=(600,))).start()\n"
         "    pathlib.Path(sys.argv[1]).write_text(str(child.pid)); os.kill(os.getpid(), signal.SIGKILL)\n"
-        "Core.start('m', start, print)"
+        "VllmProcesses.start('m', start, print)"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "pid")], timeout=120, check=False)
     assert left_alive([int((tmp_path / "pid").read_text())], timeout_s=60) == []
@@ -137,7 +138,7 @@ def test_option_that_is_not_listed_or_out_of_bounds_ends_the_start(
     assert complaint in line
 
 
-async def test_quantisation_is_part_of_the_fingerprint(engine: TransformersEngine) -> None:
+async def test_quantisation_is_part_of_the_fingerprint(engine: TorchEngine) -> None:
     info = await engine.info()
     other = replace(info, fingerprint="sha256-full:0")
     changes = [

@@ -2,13 +2,13 @@
 
 import torch
 
-from semspec.engine.vllm.recorder import POOLED_ROWS, Sums
+from semspec.engine.vllm.recorder import POOLED_ROWS, StateSums
 
 
 def test_rows_that_do_not_fit_side_by_side_are_added_all_the_same() -> None:
     states, rows = list(torch.randn(3, 2000, 8)), range(0, 1200, 2)
     assert len(rows) > 2 * POOLED_ROWS
-    sums = Sums(num_layers=2, hidden_size=8, device=torch.device("cpu"))
+    sums = StateSums(num_layers=2, hidden_size=8, device=torch.device("cpu"))
     one, other = sums.acquire(), sums.acquire()
     sums.add(states, rows, [one if row < 400 else other for row in rows])
     expected = [

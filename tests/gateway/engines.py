@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from semspec.engine.transformers_engine import TransformersEngine
+from semspec.engine.torch_engine import TorchEngine
 from tests.helpers.checkpoints import loaded, random_probes, save_spelling_checkpoint
 from tests.helpers.engines import behind_sockets
 from tests.helpers.gateway import Gateway, make_settings, running_gateway
 
-Engines = tuple[TransformersEngine, TransformersEngine]
+Engines = tuple[TorchEngine, TorchEngine]
 
 
 @asynccontextmanager

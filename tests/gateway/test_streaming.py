@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from semspec.engine.transformers_engine import TransformersEngine
+from semspec.engine.torch_engine import TorchEngine
 from semspec.errors import Unavailable
 from tests.engine.support import before_each_step
 from tests.gateway.engines import served
@@ -28,7 +28,7 @@ TOOLS = [{"type": "function", "function": {"name": "count", "parameters": {"type
 
 
 @pytest.fixture
-async def real(tmp_path: Path, redis_url: str) -> AsyncIterator[tuple[Gateway, TransformersEngine]]:
+async def real(tmp_path: Path, redis_url: str) -> AsyncIterator[tuple[Gateway, TorchEngine]]:
     """Over models that write bytes, often a part of a character, with the target's engine."""
     model = save_spelling_checkpoint(tmp_path / "model")
     async with (
@@ -58,7 +58,7 @@ def ids_and_chunks(response: httpx.Response) -> list[tuple[str, Any]]:
 @pytest.mark.parametrize("strategy", ["target", "token-level", "semantic", "draft"])
 @pytest.mark.parametrize("num_choices", [1, 3])
 async def test_streamed_text_is_the_whole_text(
-    real: tuple[Gateway, TransformersEngine], strategy: str, num_choices: int
+    real: tuple[Gateway, TorchEngine], strategy: str, num_choices: int
 ) -> None:
     gateway, _ = real
     fields = {**LIMITS, "n": num_choices, "semspec": {"strategy": strategy}}
@@ -87,7 +87,7 @@ async def test_streamed_text_is_the_whole_text(
 
 @pytest.mark.parametrize("strategy", EXACT)
 async def test_first_text_is_sent_before_the_next_step(
-    real: tuple[Gateway, TransformersEngine], strategy: str
+    real: tuple[Gateway, TorchEngine], strategy: str
 ) -> None:
     """The target waits for the client to read it."""
     gateway, target = real
@@ -111,7 +111,7 @@ async def test_first_text_is_sent_before_the_next_step(
     assert num_steps > 7
 
 
-async def test_logprobs_come_with_their_tokens(real: tuple[Gateway, TransformersEngine]) -> None:
+async def test_logprobs_come_with_their_tokens(real: tuple[Gateway, TorchEngine]) -> None:
     gateway, _ = real
     fields = {**LIMITS, "model": "semspec-demo:target", "prompt": "Once", "logprobs": 1}
     whole = (await posted(gateway, "/v1/completions", **fields)).json()["choices"][0]
@@ -124,7 +124,7 @@ async def test_logprobs_come_with_their_tokens(real: tuple[Gateway, Transformers
     assert "".join(part["text"] for part in parts) == whole["text"]
 
 
-async def test_tgi_has_an_event_a_token(real: tuple[Gateway, TransformersEngine]) -> None:
+async def test_tgi_has_an_event_a_token(real: tuple[Gateway, TorchEngine]) -> None:
     gateway, _ = real
     parameters = {"max_new_tokens": 40, "seed": 5, "temperature": 1.0, "details": True}
     body = {"inputs": "Once", "parameters": parameters, "semspec": {"strategy": "target"}}
@@ -145,7 +145,7 @@ def chunks_of_tgi(response: httpx.Response) -> list[Any]:
 @pytest.mark.parametrize("strategy", ["target", "token-level", "semantic", "draft"])
 @pytest.mark.parametrize("is_streamed", [True, False])
 async def test_stop_ends_the_work(
-    real: tuple[Gateway, TransformersEngine], strategy: str, is_streamed: bool
+    real: tuple[Gateway, TorchEngine], strategy: str, is_streamed: bool
 ) -> None:
     gateway, _ = real
     fields = {**LIMITS, "max_tokens": 100, "model": "semspec-demo", "prompt": "Once"}

@@ -13,7 +13,7 @@ import pytest
 from semspec.decoding import Backends, Drafter, Generation, Prompts, Target, decode, render_prompts
 from semspec.decoding.loop import align_reasoning
 from semspec.engine.checkpoint import chat_template_digest
-from semspec.engine.transformers_engine import TransformersEngine
+from semspec.engine.torch_engine import TorchEngine
 from semspec.errors import ContextTooLong, DeadlineExceeded, InvalidRequest, Unavailable
 from semspec.reasoning import HARMONY
 from semspec.records import SegmentTrace
@@ -59,7 +59,7 @@ async def engines(checkpoints: dict[str, Path], tmp_path: Path) -> AsyncIterator
         yield engines
 
 
-def rendered(engine: TransformersEngine) -> list[int]:
+def rendered(engine: TorchEngine) -> list[int]:
     """The ids that the model's own template gives."""
     turns = [{"role": "user", "content": QUESTION}]
     text = str(

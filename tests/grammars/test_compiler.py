@@ -152,4 +152,4 @@ async def test_results_are_forgotten_beyond_a_number(compiler: Compiler) -> None
         assert (
             await compiler.flaw([grammar_of({"type": "objekt", "title": f"{number}"})]) is not None
         )
-    assert compiler.num_known == MAX_KNOWN
+    assert len(compiler._known) == MAX_KNOWN

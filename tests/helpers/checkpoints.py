@@ -17,7 +17,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from semspec.engine.transformers_engine import TransformersEngine
+from semspec.engine.torch_engine import TorchEngine
 from semspec.probes.probe import FeatureSet, LayerSet, Probe, ProbeCard, num_features, save_probe
 from semspec.probes.verifier import ProbeVerifier
 from semspec.protocols import Engine
@@ -120,10 +120,10 @@ def save_spelling_checkpoint(
 @asynccontextmanager
 async def loaded(
     draft: Path, target: Path, **options: Any
-) -> AsyncIterator[tuple[TransformersEngine, TransformersEngine]]:
+) -> AsyncIterator[tuple[TorchEngine, TorchEngine]]:
     """Both models in this process; closed at the end, also of a test that fails."""
-    one = TransformersEngine.load(str(draft), writer=Writer.DRAFT, device="cpu", **options)
-    other = TransformersEngine.load(str(target), writer=Writer.TARGET, device="cpu", **options)
+    one = TorchEngine.load(str(draft), writer=Writer.DRAFT, device="cpu", **options)
+    other = TorchEngine.load(str(target), writer=Writer.TARGET, device="cpu", **options)
     async with aclosing(one), aclosing(other):
         yield one, other
 

@@ -16,7 +16,7 @@ def verifier(tmp_path: Path) -> ProbeVerifier:
 
 @pytest.fixture
 def alternatives(tmp_path: Path) -> Path:
-    """A folder with two pairs of probes beside the pair's own."""
+    """A folder with two pairs of probes next to the pair's own."""
     folder = tmp_path / "alternatives"
     save_pair(folder / "last-hidden", card("draft", layers="last"), card("target", layers="last"))
     save_pair(folder / "surprisal", card("draft"), card("target", "surprisal"))

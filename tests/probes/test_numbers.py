@@ -18,16 +18,16 @@ NUMBERS = (math.nan, math.inf, -math.inf, 3e38, -3e38)
 
 @pytest.mark.parametrize("value", NUMBERS)
 @pytest.mark.parametrize(
-    "field", ["draft_states[1].pooled", "readings[1].states.pooled", "readings[1].surprisal"]
+    "field", ["draft_states[1].data", "scores[1].states.data", "scores[1].surprisal"]
 )
 async def test_state_that_is_no_number_is_refused_by_name(
     verifier: ProbeVerifier, field: str, value: float
 ) -> None:
     (drafted,), (read,) = QUESTION
     bad_draft, bad_read = {
-        "draft_states[1].pooled": (spoilt(drafted, value), read),
-        "readings[1].states.pooled": (drafted, replace(read, states=spoilt(read.states, value))),
-        "readings[1].surprisal": (drafted, replace(read, surprisal=(*read.surprisal[:-1], value))),
+        "draft_states[1].data": (spoilt(drafted, value), read),
+        "scores[1].states.data": (drafted, replace(read, states=spoilt(read.states, value))),
+        "scores[1].surprisal": (drafted, replace(read, surprisal=(*read.surprisal[:-1], value))),
     }[field]
     with pytest.raises(InvalidRequest) as refusal:
         await verifier.judge([drafted, bad_draft], [read, bad_read])
@@ -61,7 +61,7 @@ def test_flipped_bit_of_the_weights_is_refused(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[-3] ^= 1
     path.write_bytes(data)
-    with pytest.raises(Mismatch, match=r"not the weights of its card.*fetch both files again"):
+    with pytest.raises(Mismatch, match=r"but its card states.*fetch both files again"):
         load_probe(path)
 
 

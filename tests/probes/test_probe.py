@@ -37,11 +37,12 @@ async def test_alternatives_judge_as_they_would_alone(alternatives: Path) -> Non
 
 async def test_unknown_alternative_is_refused_with_those_there_are(alternatives: Path) -> None:
     with pytest.raises(
-        InvalidRequest, match="'psychic' beside the pair's own: last-hidden, surprisal"
+        InvalidRequest,
+        match="'psychic'; alternatives to the pair's own probes: last-hidden, surprisal",
     ) as caught:
         await load_with(alternatives).judge(*QUESTION, probes="psychic")
     assert caught.value.parameter == "probes"
-    with pytest.raises(InvalidRequest, match="beside the pair's own: none"):
+    with pytest.raises(InvalidRequest, match="alternatives to the pair's own probes: none"):
         await load(alternatives / "last-hidden").judge(*QUESTION, probes="last-hidden")
 
 
@@ -53,7 +54,7 @@ async def test_unknown_alternative_is_refused_with_those_there_are(alternatives:
         (
             card("draft", "states+surprisal"),
             card("target"),
-            "'third': the draft probe wants .* states only",
+            "'third': the draft probe needs .* only sends states",
         ),
         (
             replace(card("draft"), segmentations=SENTENCES),
@@ -120,15 +121,15 @@ def test_features_of_a_layer_subset_are_those_layers() -> None:
         ("state_convention", "states-v0", "states-v0"),
         ("shape", [9, 9], "size"),
         ("fingerprint", "3677a2a112fa8da2", r"earlier definition.*semspec train run"),
-        ("weights_digest", None, "digest of none"),
+        ("weights_digest", None, "its card states none"),
         ("layers", [0, 3], "layers 0 to 2"),
         ("layers", [], "layers 0 to 2"),
         ("layers", "first", "layers"),
         ("calibration", "beta", "calibration: Input should be 'none' or 'temperature'"),
         ("fingerprint", ["m"], "fingerprint: Input should be a valid string"),
         ("novel", 1, "novel: Unexpected keyword argument"),
-        ("format", None, "has format 1, this build serves format 2; .*`semspec train run`"),
-        ("format", 3, "has format 3, this build serves format 2; .*`semspec train run`"),
+        ("format", None, "has format 1, but this build serves format 2; .*`semspec train run`"),
+        ("format", 3, "has format 3, but this build serves format 2; .*`semspec train run`"),
     ],
 )
 def test_card_that_asks_for_what_is_not_there_is_refused(

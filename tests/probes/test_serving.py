@@ -45,9 +45,7 @@ async def test_call_with_a_bad_number_fails_alone_in_its_batch(verifier: ProbeVe
     alone = await verifier.judge([drafted, drafted], [read, read])
     for i, result in enumerate(results):
         if i % 4 == 1:
-            assert (
-                isinstance(result, InvalidRequest) and result.parameter == "draft_states[1].pooled"
-            )
+            assert isinstance(result, InvalidRequest) and result.parameter == "draft_states[1].data"
         else:
             assert (
                 result == pytest.approx(alone, abs=1e-6)
@@ -96,7 +94,7 @@ def test_projection_of_raw_states_equals_the_probe(tmp_path: Path, layers: Layer
     served = ServedProbe(artifact, "cpu")
     assert served.probabilities(raw, surprisal) == pytest.approx(expected, abs=1e-5)
     assert served.projection is not None
-    sent = served.projection.of_pooled(values)
+    sent = served.projection.project_pooled(values)
     projected = [
         States(one.numpy().tobytes(), (1, len(one)), "target-fingerprint", served.projection.digest)
         for one in sent

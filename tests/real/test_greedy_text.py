@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from semspec.engine.checkpoint import load_tokenizer
-from semspec.engine.transformers_engine import TransformersEngine
+from semspec.engine.torch_engine import TorchEngine
 from semspec.types import Context, GenerationParams, Message, SamplingParams, Writer
 from tests.real.support import DRAFT, LARGE, TARGET, real_model
 
@@ -70,9 +70,7 @@ def reference_texts(folder: Path) -> list[str]:
 
 async def engine_texts(folder: Path) -> list[str]:
     """Answers by the engine, each from a context of its own."""
-    engine = TransformersEngine.load(
-        str(folder), writer=Writer.TARGET, device="cpu", dtype="float32"
-    )
+    engine = TorchEngine.load(str(folder), writer=Writer.TARGET, device="cpu", dtype="float32")
     params = GenerationParams(
         SamplingParams(temperature=0.0), max_segments=0, max_tokens=MAX_TOKENS
     )

@@ -6,7 +6,7 @@ import pytest
 import pytest_asyncio
 
 from semspec.engine.causal_lm import CausalLM
-from semspec.engine.transformers_engine import TransformersEngine
+from semspec.engine.torch_engine import TorchEngine
 from semspec.stack import BUNDLED_PAIR
 from semspec.types import Context, GeneratedSegment, GenerationParams, SamplingParams, Writer
 from tests.helpers.fakes import collected
@@ -16,7 +16,7 @@ from tests.remote.support import PROMPT, Local
 @pytest_asyncio.fixture(scope="package", loop_scope="package")
 async def local() -> AsyncIterator[Local]:
     lm = CausalLM.load(str(BUNDLED_PAIR / "target"), None, "cpu", "float32")
-    engine = TransformersEngine(lm, Writer.TARGET, 1 << 26)
+    engine = TorchEngine(lm, Writer.TARGET, 1 << 26)
     yield Local(lm, engine)
     await engine.aclose()
 

@@ -5,7 +5,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
 from semspec.engine.causal_lm import CausalLM
-from semspec.engine.transformers_engine import TransformersEngine
+from semspec.engine.torch_engine import TorchEngine
 from semspec.protocols import Target
 from semspec.remote.client import Api, Server
 from semspec.remote.connect import connect
@@ -32,7 +32,7 @@ class Local:
     """A model and the engine that runs it."""
 
     lm: CausalLM
-    engine: TransformersEngine
+    engine: TorchEngine
 
     def pieces(self, written: list[GeneratedSegment]) -> list[str]:
         """What a server that runs the model streams: one token a piece."""

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from semspec.decoding import Backends
-from semspec.engine.transformers_engine import TransformersEngine
+from semspec.engine.torch_engine import TorchEngine
 from semspec.errors import Mismatch, Unavailable
 from semspec.probes.verifier import ProbeVerifier
 from semspec.protocols import Engine
@@ -100,7 +100,7 @@ async def test_server_that_is_away_is_named_by_each_call(context: Context, api: 
 @asynccontextmanager
 async def gateway(local: Local, folder: Path) -> AsyncIterator[str]:
     """The address of one that serves the bundled pair; its target writes alone unless asked otherwise."""
-    draft = TransformersEngine.load(str(BUNDLED_PAIR / "draft"), writer=Writer.DRAFT, device="cpu")
+    draft = TorchEngine.load(str(BUNDLED_PAIR / "draft"), writer=Writer.DRAFT, device="cpu")
     probes = BUNDLED_PAIR / "probes"
     verifier = ProbeVerifier.load(probes)
     pair = Backends(draft, local.engine, verifier)

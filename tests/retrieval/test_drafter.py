@@ -90,7 +90,7 @@ def test_ids_of_another_vocabulary_are_not_read(datastore: Datastore) -> None:
 
 @pytest.mark.parametrize("token", [0x110000, 2**32 - 1])
 def test_id_beyond_any_vocabulary_is_refused(datastore: Datastore, token: int) -> None:
-    with pytest.raises(InvalidRequest, match="open_token_ids: an id is beyond the vocabulary"):
+    with pytest.raises(InvalidRequest, match="open_ids: an id is beyond the vocabulary"):
         proposed(datastore, context(20), open_ids=(token,))
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from semspec.decoding import Backends, Generation
-from semspec.engine.transformers_engine import TransformersEngine
+from semspec.engine.torch_engine import TorchEngine
 from semspec.probes.probe import load_probe
 from semspec.probes.projection import Projection, Projections, ServedProbe
 from semspec.rpc.clients import RemoteDrafter, RemoteTarget, RemoteVerifier
@@ -74,7 +74,7 @@ def num_whole(backends: Backends) -> list[int]:
 async def test_trace_is_the_same_with_states_and_with_projections(
     players: Players, strategy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Projections, "_look_for", lambda *_: None)
+    monkeypatch.setattr(Projections, "_rescan", lambda *_: None)
     async with pooled(players) as backends:
         context, _ = await a_segment(backends)
         plain = Generation(
@@ -110,7 +110,7 @@ async def test_engine_reads_probes_that_calls_name_and_it_does_not_hold(
         assert not any(one.projection for one in await sent(backends, context, segment)), (
             "the first call does not wait"
         )
-        assert caplog.text.count("this engine holds no projection") == 2
+        assert caplog.text.count("this engine has no projection") == 2
         async with asyncio.timeout(GENEROUS_S):
             while not all(one.projection for one in await sent(backends, context, segment)):
                 await asyncio.sleep(0.01)
@@ -119,7 +119,7 @@ async def test_engine_reads_probes_that_calls_name_and_it_does_not_hold(
         assert all(whole)
         await sent(backends, context, segment)
         assert num_whole(backends) == whole
-        assert caplog.text.count("this engine holds no projection") == 2
+        assert caplog.text.count("this engine has no projection") == 2
 
 
 async def test_handshake_tells_which_projections_are_held(players: Players) -> None:
@@ -142,7 +142,7 @@ async def test_files_are_read_when_they_change_and_forgotten_when_they_go(
     players: Players, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     target = players[1]
-    assert isinstance(target, TransformersEngine)
+    assert isinstance(target, TorchEngine)
     await target.read_probes()
     own, last = (
         first_layer(tmp_path / "target.safetensors"),

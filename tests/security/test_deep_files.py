@@ -13,8 +13,8 @@ from semspec.clustering.loading import served_equivalence
 from semspec.commands.plan import read_model
 from semspec.decoding.likelihood.calibration import load_calibration
 from semspec.decoding.retrieval.datastore import Datastore
-from semspec.engine.digests import _remembered
-from semspec.engine.transformers_engine import TransformersEngine
+from semspec.engine.digests import _read_entry
+from semspec.engine.torch_engine import TorchEngine
 from semspec.errors import SemspecError
 from semspec.files import MAX_DEPTH, TooDeep, parse_json
 from semspec.keys import read_entries
@@ -79,7 +79,7 @@ READERS: dict[str, tuple[str, Read]] = {
 
 
 def load_engine(folder: Path) -> object:
-    return TransformersEngine.load(str(folder), writer=Writer.DRAFT, device="cpu")
+    return TorchEngine.load(str(folder), writer=Writer.DRAFT, device="cpu")
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def test_deep_file_is_refused_in_one_line(folder: Path, reader: str, form: str) 
 @pytest.mark.parametrize("form", FORMS)
 def test_deep_cache_of_a_digest_is_not_used(tmp_path: Path, form: str) -> None:
     (tmp_path / "entry.json").write_text(FORMS[form])
-    assert _remembered(tmp_path / "entry.json", []) is None
+    assert _read_entry(tmp_path / "entry.json", []) is None
 
 
 def test_depth_is_bounded_and_usual_depth_is_not() -> None:

@@ -166,7 +166,7 @@ FAULTS: dict[str, tuple[str, Fault, str]] = {
     "swapped probes": (
         "verifier",
         probes(swapped),
-        "the draft probe wants 'states\\+surprisal'.*swapped",
+        "the draft probe needs 'states\\+surprisal'.*swap",
     ),
     "alternatives of another pair": (
         "verifier",

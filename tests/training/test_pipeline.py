@@ -324,7 +324,10 @@ def test_check_names_settings_that_the_recipe_lacks(run: Path, unlabelled: Path)
             {"questions": [{"file": "a", "hub": "b"}]},
             "questions.0: name exactly one of hub, file and python",
         ),
-        ({"probes": {"layers": [7, 9]}}, "layers (7, 9) of states that have layers 0 to 2"),
+        (
+            {"probes": {"layers": [7, 9]}},
+            "there are no layers (7, 9): the states have layers 0 to 2",
+        ),
         ({"equivalence": {"kind": "entailment", "model": "/nowhere"}}, "/nowhere"),
     ],
 )

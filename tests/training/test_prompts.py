@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from semspec.decoding import render_prompts
-from semspec.engine.transformers_engine import TransformersEngine
+from semspec.engine.torch_engine import TorchEngine
 from semspec.training.config import ContextsConfig, PromptConfig
 from semspec.training.data.contexts import contexts_of, mixed_trace, prompts, trace_row
 from semspec.training.data.pair import Pair
@@ -45,7 +45,7 @@ async def test_draft_samples_and_scores_after_its_own_prompt_as_when_served(
     [context] = contexts_of(row, QUESTION)
     assert context.read_by(Writer.TARGET) == Context((start.target,))
     rows, tensors = pair.sample(context)
-    engine = TransformersEngine.load(str(folders[0]), writer=Writer.DRAFT, device="cpu")
+    engine = TorchEngine.load(str(folders[0]), writer=Writer.DRAFT, device="cpu")
     info, messages = await engine.info(), [Message("user", QUESTION.text)]
     served = await render_prompts(
         messages, asyncio.sleep(0, start.target), engine, info, pair.target.info

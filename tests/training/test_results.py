@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import pytest
 
-from semspec.clustering.results import ResultsEquivalence, stated_result
+from semspec.clustering.results import ResultsEquivalence, result_of
 from tests.training.support import group
 
 
@@ -41,7 +41,7 @@ from tests.training.support import group
     ],
 )  # fmt: skip
 def test_stated_number_is_the_last_one(text: str, result: str) -> None:
-    assert stated_result(text) == Fraction(result)
+    assert result_of(text) == Fraction(result)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_stated_number_is_the_last_one(text: str, result: str) -> None:
     ],
 )
 def test_step_without_a_number_states_none(text: str) -> None:
-    assert stated_result(text) is None
+    assert result_of(text) is None
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_step_without_a_number_states_none(text: str) -> None:
     ],
 )  # fmt: skip
 def test_equal_expressions_are_one_result(one: str, other: str) -> None:
-    assert stated_result(one) == stated_result(other) is not None
+    assert result_of(one) == result_of(other) is not None
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_equal_expressions_are_one_result(one: str, other: str) -> None:
     ],
 )
 def test_other_results_differ(one: str, other: str) -> None:
-    assert stated_result(one) != stated_result(other)
+    assert result_of(one) != result_of(other)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_other_results_differ(one: str, other: str) -> None:
     ],
 )
 def test_hostile_text_has_some_result_or_none(text: str) -> None:
-    assert stated_result(text) == stated_result(text)
+    assert result_of(text) == result_of(text)
 
 
 def test_steps_without_results_are_compared_by_their_words() -> None:

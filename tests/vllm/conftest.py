@@ -6,7 +6,7 @@ import pytest
 import pytest_asyncio
 
 from semspec.commands.plan import read_model
-from semspec.engine.transformers_engine import TransformersEngine
+from semspec.engine.torch_engine import TorchEngine
 from semspec.engine.vllm.engine import VllmEngine
 from semspec.types import Writer
 from tests.vllm.lane import Lane
@@ -59,8 +59,8 @@ async def small() -> AsyncIterator[VllmEngine]:
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def ours() -> AsyncIterator[TransformersEngine]:
+async def ours() -> AsyncIterator[TorchEngine]:
     """Our engine with the bundled target."""
-    engine = TransformersEngine.load(str(TARGET), writer=Writer.TARGET, device="cpu", probes=PROBES)
+    engine = TorchEngine.load(str(TARGET), writer=Writer.TARGET, device="cpu", probes=PROBES)
     yield engine
     await engine.aclose()

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from semspec.engine.transformers_engine import TransformersEngine
+from semspec.engine.torch_engine import TorchEngine
 from semspec.engine.vllm.engine import VllmEngine
 from semspec.engine.vllm.options import CPU_BLOCK_SIZE
 from semspec.errors import ContextTooLong, InvalidRequest
@@ -27,9 +27,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 NUM_STREAMS = 16
 
 
-async def test_both_engines_name_the_same_model(
-    theirs: VllmEngine, ours: TransformersEngine
-) -> None:
+async def test_both_engines_name_the_same_model(theirs: VllmEngine, ours: TorchEngine) -> None:
     one, other = await theirs.info(), await ours.info()
     assert replace(one, max_cache_bytes=0) == replace(other, max_cache_bytes=0)
 
@@ -37,7 +35,7 @@ async def test_both_engines_name_the_same_model(
 @pytest.mark.parametrize("segmentation", list(Segmentation))
 @pytest.mark.parametrize("temperature", [0.0, 0.6])
 async def test_streams_that_share_steps_write_what_ours_writes(
-    theirs: VllmEngine, ours: TransformersEngine, segmentation: Segmentation, temperature: float
+    theirs: VllmEngine, ours: TorchEngine, segmentation: Segmentation, temperature: float
 ) -> None:
     started = await contexts(ours, NUM_STREAMS)
     wanted = [params(seed, temperature, segmentation=segmentation) for seed in range(NUM_STREAMS)]
@@ -67,7 +65,7 @@ async def test_one_call_equals_one_call_a_segment(
 
 
 async def test_states_are_projected_beside_the_model_as_ours(
-    theirs: VllmEngine, ours: TransformersEngine
+    theirs: VllmEngine, ours: TorchEngine
 ) -> None:
     """A projection that is not held gives whole states, and the folder is looked into again."""
     [digest, *_] = projections = (await theirs.info()).projections
@@ -94,7 +92,7 @@ async def test_states_are_projected_beside_the_model_as_ours(
 
 
 async def test_scores_from_the_prefix_cache_equal_recomputed_ones(
-    theirs: VllmEngine, small: VllmEngine, ours: TransformersEngine
+    theirs: VllmEngine, small: VllmEngine, ours: TorchEngine
 ) -> None:
     """Read twice, the second time with the context and the segments in the cache; `small` keeps none."""
     started = await contexts(ours, NUM_STREAMS)
@@ -111,7 +109,7 @@ async def test_scores_from_the_prefix_cache_equal_recomputed_ones(
     assert (last.num_cached_tokens or 0) >= CPU_BLOCK_SIZE
 
 
-async def test_logprobs_are_ours(theirs: VllmEngine, ours: TransformersEngine) -> None:
+async def test_logprobs_are_ours(theirs: VllmEngine, ours: TorchEngine) -> None:
     [context] = await contexts(ours, 1)
     what = params(3, want_states=False, num_logprobs=3)
     for one, other in zip(
@@ -127,7 +125,7 @@ async def test_logprobs_are_ours(theirs: VllmEngine, ours: TransformersEngine) -
 
 
 async def test_penalties_and_grammars_change_the_same_draws(
-    theirs: VllmEngine, ours: TransformersEngine
+    theirs: VllmEngine, ours: TorchEngine
 ) -> None:
     """By the prompt, by segments before the call, and by its own."""
     for seed, context in enumerate(await contexts(ours, 6)):
@@ -150,7 +148,7 @@ async def test_penalties_and_grammars_change_the_same_draws(
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 async def test_proposals_and_their_verification_are_ours(
-    theirs: VllmEngine, ours: TransformersEngine, temperature: float
+    theirs: VllmEngine, ours: TorchEngine, temperature: float
 ) -> None:
     """The target proposes with another random stream, so some tokens are rejected when they are sampled."""
     started, num_accepted = await contexts(ours, NUM_STREAMS), 0
@@ -181,7 +179,7 @@ async def test_proposals_and_their_verification_are_ours(
 
 
 async def test_sentence_of_another_writer_goes_on_as_ours(
-    theirs: VllmEngine, ours: TransformersEngine
+    theirs: VllmEngine, ours: TorchEngine
 ) -> None:
     """The first token after a sentence that a look-ahead ended begins with white space."""
     started = await contexts(ours, NUM_STREAMS)
@@ -195,7 +193,7 @@ async def test_sentence_of_another_writer_goes_on_as_ours(
 
 
 async def test_window_ends_a_segment_at_the_same_token(
-    theirs: VllmEngine, ours: TransformersEngine
+    theirs: VllmEngine, ours: TorchEngine
 ) -> None:
     window = (await ours.info()).max_context_tokens
     [context] = await contexts(ours, 1)
@@ -213,7 +211,7 @@ async def test_window_ends_a_segment_at_the_same_token(
 
 
 async def test_bad_input_is_refused_as_ours_refuses_it(
-    theirs: VllmEngine, ours: TransformersEngine
+    theirs: VllmEngine, ours: TorchEngine
 ) -> None:
     [context] = await contexts(ours, 1)
     for engine in (theirs, ours):

@@ -7,7 +7,7 @@ from itertools import accumulate
 import pytest
 from prometheus_client import REGISTRY
 
-from semspec.engine.transformers_engine import TransformersEngine
+from semspec.engine.torch_engine import TorchEngine
 from semspec.engine.vllm.engine import VllmEngine
 from tests.test_observability.test_monitoring import asked_of_services
 from tests.vllm.support import (
@@ -26,7 +26,7 @@ NUM_STREAMS = 16
 
 
 async def test_prompts_in_chunks_and_pre_empted_requests_are_written_as_ours(
-    small: VllmEngine, ours: TransformersEngine
+    small: VllmEngine, ours: TorchEngine
 ) -> None:
     """The prompts fit and their answers do not, so vLLM drops keys and values of some and computes them again."""
     prompts = await contexts(ours, NUM_STREAMS)
@@ -45,7 +45,7 @@ async def test_prompts_in_chunks_and_pre_empted_requests_are_written_as_ours(
 
 
 async def test_segments_longer_than_a_chunk_are_scored_as_ours(
-    small: VllmEngine, ours: TransformersEngine
+    small: VllmEngine, ours: TorchEngine
 ) -> None:
     [context] = await contexts(ours, 1)
     segments = segments_of(
@@ -56,7 +56,7 @@ async def test_segments_longer_than_a_chunk_are_scored_as_ours(
 
 
 async def test_cancelled_requests_leave_the_others_as_they_are(
-    theirs: VllmEngine, ours: TransformersEngine
+    theirs: VllmEngine, ours: TorchEngine
 ) -> None:
     started = await contexts(ours, NUM_STREAMS)
     cancelled = [asyncio.create_task(written(theirs, one, params(1))) for one in started]
@@ -95,7 +95,7 @@ def vllm_metrics() -> dict[str, float]:
     return {sample.name: sample.value for sample in samples if sample.name.startswith("vllm:")}
 
 
-async def test_slow_reader_gets_every_segment(theirs: VllmEngine, ours: TransformersEngine) -> None:
+async def test_slow_reader_gets_every_segment(theirs: VllmEngine, ours: TorchEngine) -> None:
     """vLLM merges outputs that wait for their reader."""
     [context] = await contexts(ours, 1)
     expected = await written(ours, context, params(2))

@@ -11,7 +11,7 @@ import torch
 from semspec.engine.local import LocalEngine
 from semspec.engine.logits import filtered
 from semspec.engine.settings import ModelSettings
-from semspec.engine.transformers_engine import TransformersEngine
+from semspec.engine.torch_engine import TorchEngine
 from semspec.engine.vllm.engine import VllmEngine, load_vllm
 from semspec.stack.config import BUNDLED_PAIR
 from semspec.types import (
@@ -94,7 +94,7 @@ def assert_same_scores(scores: Sequence[SegmentScore], others: Sequence[SegmentS
 
 
 def assert_same_segments(
-    ours: TransformersEngine,
+    ours: TorchEngine,
     context: Context,
     what: GenerationParams,
     mine: Sequence[GeneratedSegment],
@@ -121,9 +121,7 @@ def assert_same_segments(
     return len(tokens)
 
 
-def boundary_distance(
-    ours: TransformersEngine, tokens: list[int], sampling: SamplingParams
-) -> float:
+def boundary_distance(ours: TorchEngine, tokens: list[int], sampling: SamplingParams) -> float:
     """By how much a probability must change for the draw after `tokens` to give another token; greedy: a logit."""
     logits = ours.lm.forward(tokens, ours.lm.new_kv()).logits[-1:]
     if sampling.temperature == 0:

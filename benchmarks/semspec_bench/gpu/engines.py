@@ -23,7 +23,7 @@ from semspec.engine.vllm.options import (
     load_model,
     prepare_environment,
 )
-from semspec.engine.vllm.process import Core
+from semspec.engine.vllm.process import VllmProcesses
 from semspec.errors import Mismatch
 from semspec.stack.config import BUNDLED_PAIR
 from semspec.types import Writer
@@ -78,7 +78,9 @@ class MeasuredVllm:
             return self.llm
 
         begin = perf_counter()
-        self.core = Core.start(arguments["model"], start, lambda why: print(why, flush=True))
+        self.core = VllmProcesses.start(
+            arguments["model"], start, lambda why: print(why, flush=True)
+        )
         self.seconds = round(perf_counter() - begin, 1)
 
     async def facts(self, has_hooks: bool = True) -> Facts:

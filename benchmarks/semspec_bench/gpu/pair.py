@@ -8,7 +8,7 @@ from pathlib import Path
 
 from semspec.commands.plan import layouts, read_model, settings
 from semspec.engine.architecture import context_window
-from semspec.engine.hub import look_up, size_of
+from semspec.engine.hub import format_bytes, look_up
 from semspec.errors import Mismatch
 from semspec.pairs import ROLES
 from semspec.reporting.files import read_json
@@ -42,7 +42,7 @@ def link_pair(pair: str, output: Path) -> Path:
         found = look_up(model)
         if found.missing_bytes:
             raise Mismatch(
-                f"{size_of(found.missing_bytes)} of {model} are not on this machine: `hf download {model}`"
+                f"{format_bytes(found.missing_bytes)} of {model} are not on this machine: `hf download {model}`"
             )
         targets[role] = found.folder.resolve()
     if (base / "probes").is_dir():

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from semspec.engine.local import LocalEngine
-from semspec.engine.transformers_engine import TransformersEngine
+from semspec.engine.torch_engine import TorchEngine
 from semspec.types import (
     Context,
     GeneratedSegment,
@@ -38,7 +38,7 @@ async def measure_parity(results: Results, num_problems: int, device: str) -> No
     async with start_vllm(device, settings, extra) as (llm, engine):
         results.note(start=await llm.facts())
         await llm.check(results, engine)
-        reference = TransformersEngine.load(
+        reference = TorchEngine.load(
             str(TARGET), writer=Writer.TARGET, device="cpu", dtype="float32"
         )
         comparison = _Comparison(results, (engine, reference))

@@ -11,7 +11,7 @@ from semspec.decoding.backends import WithoutProbes
 from semspec.decoding.likelihood.calibration import CALIBRATION_FILE, load_calibration
 from semspec.decoding.retrieval.datastore import Datastore
 from semspec.decoding.retrieval.drafter import RetrievingDraft
-from semspec.engine.transformers_engine import TransformersEngine
+from semspec.engine.torch_engine import TorchEngine
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.probes.verifier import ProbeVerifier
 from semspec.records import SegmentTrace
@@ -103,9 +103,9 @@ async def open_in_process(pair: Path) -> AsyncIterator[InProcessRunner]:
         else None
     )
     datastore = Datastore.load(config.datastore) if config.datastore else None
-    engine = TransformersEngine.load(str(pair / "draft"), writer=Writer.DRAFT)
+    engine = TorchEngine.load(str(pair / "draft"), writer=Writer.DRAFT)
     draft = RetrievingDraft(engine, datastore) if datastore else engine
-    target = TransformersEngine.load(str(pair / "target"), writer=Writer.TARGET)
+    target = TorchEngine.load(str(pair / "target"), writer=Writer.TARGET)
     try:
         infos = await draft.info(), await target.info(), await verifier.info()
         if release and (reason := release.mismatch_reason(*infos)):

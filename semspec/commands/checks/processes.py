@@ -113,13 +113,15 @@ def _verifier(config: StackConfig, settings: Any, load: Any) -> StartedProcess:
 
 
 def _model(role: str, settings: Any, load: Any) -> StartedProcess:
-    from semspec.engine.hub import look_up, size_of
+    from semspec.engine.hub import format_bytes, look_up
 
     num_weights, weight_bytes = 0, 0
     if settings.model:
         found = look_up(settings.model, settings.revision)
         if found.missing_bytes:
-            words = f"{settings.model} is not on this machine yet: {size_of(found.missing_bytes)}"
+            words = (
+                f"{settings.model} is not on this machine yet: {format_bytes(found.missing_bytes)}"
+            )
             remedy = f"`hf download {settings.model.replace(':', ' ')}`, or `serve` fetches it"
             return StartedProcess(warn(role, words, remedy), settings, None)
         num_weights, weight_bytes = count_weights(found.folder), found.weight_bytes
@@ -150,9 +152,9 @@ class ModelOutline:
 
 def outline(settings: "ModelSettings", writer: "Writer") -> ModelOutline:
     """Stand in for `load_engine`: load the model without its weights. Raises: Mismatch when it cannot be served."""
-    from semspec.engine.load import chosen_engine
+    from semspec.engine.load import choose_engine
 
-    if (engine := chosen_engine(settings)) == "vllm":
+    if (engine := choose_engine(settings)) == "vllm":
         from semspec.engine.vllm.options import check_installed, load_model
 
         check_installed()
@@ -201,10 +203,10 @@ def count_weights(folder: Path) -> int:
 
 async def _tested(role: str, started: StartedProcess) -> str:
     """Run the self-test of a small model, with which its service starts. Raises: the error that would end it."""
-    from semspec.engine.load import chosen_engine
+    from semspec.engine.load import choose_engine
     from semspec.engine.selftest import REFERENCE_BYTES, self_test
 
-    if chosen_engine(started.settings) == "vllm" or started.weight_bytes > REFERENCE_BYTES:
+    if choose_engine(started.settings) == "vllm" or started.weight_bytes > REFERENCE_BYTES:
         return "skipped: it would take minutes; `serve` runs it at the start"
     engine = _loaded(f"semspec_{role}.__main__:load")(started.settings)
     try:
@@ -240,7 +242,7 @@ def _compare(started: dict[str, StartedProcess]) -> str:
 
 
 def _memory(models: list[StartedProcess]) -> Check:
-    from semspec.engine.hub import size_of
+    from semspec.engine.hub import format_bytes
 
     device, free_bytes = _free()
     needed = sum(m.weight_bytes for m in models)
@@ -248,11 +250,11 @@ def _memory(models: list[StartedProcess]) -> Check:
     if not free_bytes:
         return warn(
             "memory",
-            f"weights {size_of(needed)}; what is free is unknown here",
+            f"weights {format_bytes(needed)}; what is free is unknown here",
             "see that they fit",
         )
-    words = f"weights {size_of(needed)}, keys and values up to {size_of(kv_bytes)}"
-    words += f", {size_of(free_bytes)} free on the {device}"
+    words = f"weights {format_bytes(needed)}, keys and values up to {format_bytes(kv_bytes)}"
+    words += f", {format_bytes(free_bytes)} free on the {device}"
     if needed > free_bytes:
         return fail("memory", f"{words}: too little", "free some, or serve smaller models")
     if needed + kv_bytes > free_bytes:

@@ -101,9 +101,7 @@ def _text(tokenizer: str, pieces: Sequence[Piece], open_ids: Sequence[int]) -> s
     try:
         return as_text(ids[-WINDOW:])
     except UnicodeDecodeError:
-        raise InvalidRequest(
-            "open_token_ids: an id is beyond the vocabulary", "open_token_ids"
-        ) from None
+        raise InvalidRequest("open_ids: an id is beyond the vocabulary", "open_ids") from None
 
 
 class RetrievingDraft:

@@ -1,6 +1,6 @@
-"""What each kind of request takes from vLLM's forward passes: rows of states and logits, and sampled tokens."""
+"""Requests in vLLM's processes: the rows of states and logits that each kind needs, and its results."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise, zip_longest
@@ -8,18 +8,19 @@ from itertools import accumulate, pairwise, zip_longest
 import torch
 from torch import Tensor
 
+from semspec.engine.grammars import Grammars
 from semspec.engine.logits import draw_token, segment_scores
+from semspec.engine.logits_processor import LogitsProcessor, LogitsTransform, make_logits_processor
 from semspec.engine.requests import (
     Generate,
+    GenerationState,
     Propose,
     Request,
     Score,
     Verified,
     Verify,
-    Writing,
     num_following,
 )
-from semspec.engine.shaping import Grammars, Shape, Shaping, shaping_of
 from semspec.engine.speculative import (
     LEAST_CONFIDENCE,
     draw_with_distribution,
@@ -48,56 +49,54 @@ class Span:
     rows: range
     """Positions of the tokens in the request."""
     slot: int | None = None
-    """Where their states are added up."""
+    """Slot of `StateSums` in which their states are added."""
 
 
 class Call:
-    """One request. A row is a position of the request's tokens: its states, and the logits after it."""
+    """One request. A row is a position in its tokens, with the states there and the logits after it."""
 
     scored_rows = NO_ROWS
-    """Rows whose `token_statistics` it needs, for the tokens after them."""
+    """Rows after which it needs the `token_statistics` of the next token."""
     logit_rows = NO_ROWS
     """Rows whose logits it needs."""
     sampling: SamplingParams | None = None
-    """How its tokens are drawn; None: a sampled token has no meaning."""
+    """How its tokens are drawn; None: its sampled token is not used."""
 
-    def __init__(
-        self, tokenizer: ModelTokenizer, prompt: Sequence[int], request: Request, *others: object
-    ) -> None:
+    def __init__(self, tokenizer: ModelTokenizer, prompt: Sequence[int], request: Request) -> None:
         self.kind, self._tokenizer, self.prompt = request.kind, tokenizer, list(prompt)
         self.projection: str = getattr(request, "projection", "")
-        """Of the states in its results."""
+        """Digest of the projection of the states in its results."""
         first = first_row(request, len(prompt))
         self.wants_rows = first is not None
         self.spans: list[Span] = []
-        """Spans that are not complete, in order."""
+        """Incomplete spans, in order."""
         self.next_row = first or 0
-        """The first row not seen yet: rows that are computed again after a pre-emption are not taken twice."""
+        """The first row that is not recorded; rows computed again after a pre-emption are not recorded twice."""
         self.rows: list[Tensor] = []
         """Statistics or logits received so far, in order."""
         self.results: list[object] = []
-        """Results not sent yet."""
+        """Results that are not sent yet."""
         self.is_done = False
 
     def draw(self, logits: Tensor, position: int) -> int | None:
-        """The token drawn at `position` from `logits` `[vocab_size]`; None: by `sampling`, as any other."""
+        """Draw the token at `position` from `logits` `[vocab_size]`; None leaves it to `draw_each` with `sampling`."""
         return None
 
     def note(self, logits: Tensor, token: int) -> None:
-        """`token` was drawn from `logits` `[vocab_size]`; `take` follows unless the prompt is not complete."""
+        """Record that `token` was drawn from `logits` `[vocab_size]`; `take` follows once the prompt is complete."""
 
     def take(self, token: int) -> list[Span]:
-        """Go on with a sampled token, all rows before it being seen. Returns the spans that are complete."""
+        """Add a sampled token, once all rows before it are recorded. Return the spans that are complete."""
         self.is_done = True
         return self.spans
 
     def finish(self, states: Sequence[States]) -> None:
-        """Make results; `states`: of the spans that `take` returned."""
+        """Add results, with the `states` of the spans that `take` returned."""
         raise NotImplementedError
 
 
 class GenerateCall(Call):
-    """Writes segments."""
+    """Generates segments."""
 
     def __init__(
         self,
@@ -109,36 +108,36 @@ class GenerateCall(Call):
     ) -> None:
         super().__init__(tokenizer, prompt, request)
         self._request, self.sampling = request, request.params.sampling
-        self._writing = Writing(tokenizer, writer, request, prompt)
-        self._shaping: Shaping | None = None
-        self._shape: Shape | None = None
-        """What is done to the next logits."""
+        self._generation = GenerationState(tokenizer, writer, request, prompt)
+        self._processor: LogitsProcessor | None = None
+        self._transform: LogitsTransform | None = None
+        """Applied to the next logits."""
         self._error: SemspecError | None = None
-        """Why it ends early."""
-        with self._failing():
-            self._shaping = shaping_of(request, prompt, tokenizer, grammars)
-            self._shape = self._shaping.first() if self._shaping else None
+        """The error that ends the call early."""
+        with self._catch_error():
+            self._processor = make_logits_processor(request, prompt, tokenizer, grammars)
+            self._transform = self._processor.first() if self._processor else None
         self._complete: list[GeneratedSegment] = []
         self._text: OpenText | None = None
         self._open_span(len(prompt))
 
     def draw(self, logits: Tensor, position: int) -> int | None:
-        if self._shape:  # one model writes all that is shaped: see our engine
-            return draw_token(self._shape(logits), self._request.params.sampling, position)
+        if self._transform:  # see `RequestRunner._generate`
+            return draw_token(self._transform(logits), self._request.params.sampling, position)
         if self._request.is_after_end and position == len(self.prompt):
             return draw_token(logits, self._request.params.sampling, position, self._tokenizer)
         return None
 
     def note(self, logits: Tensor, token: int) -> None:
-        self._writing.note(logits, token)
+        self._generation.note(logits, token)
 
     def take(self, token: int) -> list[Span]:
-        self._complete = [] if self._error else self._writing.take(token)
-        self.is_done = self._writing.is_done
-        self._text = self._writing.open_text() if self._request.streams_text else None
-        if self._shaping and not self.is_done:
-            with self._failing():
-                self._shape = self._shaping.after(token)
+        self._complete = [] if self._error else self._generation.take(token)
+        self.is_done = self._generation.is_done
+        self._text = self._generation.open_text() if self._request.streams_text else None
+        if self._processor and not self.is_done:
+            with self._catch_error():
+                self._transform = self._processor.after(token)
         self.is_done |= self._error is not None
         if not (self._complete and self._request.params.want_states):
             return []
@@ -152,8 +151,8 @@ class GenerateCall(Call):
             self.spans = [Span(range(start, 1 << 62))]
 
     def finish(self, states: Sequence[States]) -> None:
-        for one, own in zip_longest(self._complete, states):
-            self.results.append(replace(one, states=own))
+        for generated, pooled in zip_longest(self._complete, states):
+            self.results.append(replace(generated, states=pooled))
         self._complete = []
         if self._text:
             self.results.append(self._text)
@@ -161,8 +160,8 @@ class GenerateCall(Call):
             self.results.append(self._error)
 
     @contextmanager
-    def _failing(self) -> Iterator[None]:
-        """An error of the body, such as of a grammar that is too complex, ends the call."""
+    def _catch_error(self) -> Iterator[None]:
+        """End the call with an error of the block, such as one of a grammar that is too complex."""
         try:
             yield
         except SemspecError as error:
@@ -170,11 +169,9 @@ class GenerateCall(Call):
 
 
 class ProposeCall(Call):
-    """Drafts tokens with the distributions they are drawn from."""
+    """Drafts tokens, with the distributions that they are drawn from."""
 
-    def __init__(
-        self, tokenizer: ModelTokenizer, prompt: Sequence[int], request: Propose, *others: object
-    ) -> None:
+    def __init__(self, tokenizer: ModelTokenizer, prompt: Sequence[int], request: Propose) -> None:
         super().__init__(tokenizer, prompt, request)
         self.sampling, self._num_tokens = request.sampling, request.num_tokens
         self._drafted: list[int] = []
@@ -208,14 +205,10 @@ class ProposeCall(Call):
 
 
 class ReadCall(Call):
-    """Reads the last tokens of the prompt: scores or verifies them."""
+    """Scores or verifies the last tokens of the prompt."""
 
     def __init__(
-        self,
-        tokenizer: ModelTokenizer,
-        prompt: Sequence[int],
-        request: Score | Verify,
-        *others: object,
+        self, tokenizer: ModelTokenizer, prompt: Sequence[int], request: Score | Verify
     ) -> None:
         super().__init__(tokenizer, prompt, request)
         self._request, self._first = request, len(prompt) - num_following(request)
@@ -236,12 +229,24 @@ class ReadCall(Call):
                 self.results = [Verified(tuple(chosen))]
 
 
-CALLS: Mapping[str, Callable[..., Call]] = {"generate": GenerateCall, "propose": ProposeCall}
-"""Of each kind of request; of any other, `ReadCall`."""
+def make_call(
+    tokenizer: ModelTokenizer,
+    prompt: Sequence[int],
+    request: Request,
+    writer: Writer,
+    grammars: Grammars | None,
+) -> Call:
+    """Return the call of a request."""
+    match request:
+        case Generate():
+            return GenerateCall(tokenizer, prompt, request, writer, grammars)
+        case Propose():
+            return ProposeCall(tokenizer, prompt, request)
+    return ReadCall(tokenizer, prompt, request)
 
 
 def first_row(request: Request, num_prompt: int) -> int | None:
-    """The first row that a request of so many tokens must see computed; None: any may come from the prefix cache."""
+    """Return the first row that must be computed for a request; None: all may come from the prefix cache."""
     match request:
         case Generate(params=params):
             return num_prompt if params.want_states else None

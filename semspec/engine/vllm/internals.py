@@ -1,7 +1,7 @@
-"""Everything that depends on vLLM 0.32's inside: the three classes that `AsyncEngineArgs` names, and one patch.
+"""All code that depends on the internals of vLLM 0.32: three classes that `AsyncEngineArgs` names, and one patch.
 
-vLLM's processes load this module by name. Its private names, each of which has a test that names it when a version
-lacks it: `Scheduler._get_local_prefix_cache_hit`, `Scheduler._update_request_with_output`,
+vLLM's processes load this module by name. It uses these private names, each covered by a test that reports it if a
+version lacks it: `Scheduler._get_local_prefix_cache_hit`, `Scheduler._update_request_with_output`,
 `KVCacheManager.truncate_computed_blocks`, `GPUModelRunner.execute_model_state`, `.use_aux_hidden_state_outputs`,
 `.input_batch` and `.query_start_loc`, `RequestOutput.add`, and the fields of `SchedulerOutput` and `EngineCoreOutput`.
 """
@@ -20,8 +20,8 @@ from vllm.v1.request import RequestStatus
 from vllm.v1.sample.logits_processor import LogitsProcessor, MoveDirectionality
 
 from semspec.engine.checkpoint import load_tokenizer
+from semspec.engine.grammars import Grammars
 from semspec.engine.logits import draw_each
-from semspec.engine.shaping import Grammars
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.engine.vllm.calls import Call, first_row
 from semspec.engine.vllm.recorder import Chunk, Outcome, Recorder
@@ -35,19 +35,19 @@ else:
     from vllm.v1.worker.gpu_worker import Worker
 
 CALL = "semspec.call"
-"""Where a worker notes its `Call` in a request's `extra_args`, for the logits processor of the same process."""
+"""Key of a worker's `Call` in a request's `extra_args`, for the logits processor of the same process."""
 
 
 class SemspecScheduler(Scheduler):
-    """Has the rows computed that requests want, ends requests that are done, and sends results with the outputs."""
+    """Makes vLLM compute the rows that requests need, ends completed requests, and sends results with the outputs."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._outcomes: dict[str, Outcome] = {}
-        """Of the step whose output is being processed."""
+        """Outcomes of the step whose output is being processed."""
         self._first_rows: dict[str, int | None] = {}
         self._unsent: dict[str, list[int]] = {}
-        """Tokens of outputs that were left out: vLLM's metrics count those that are sent."""
+        """Tokens of outputs that were left out; they are sent later, because vLLM's metrics count sent tokens."""
 
     def _get_local_prefix_cache_hit(self, request: Any) -> tuple[Any, ...]:
         blocks, num_tokens, *others = super()._get_local_prefix_cache_hit(request)
@@ -59,9 +59,9 @@ class SemspecScheduler(Scheduler):
 
     def _first_row(self, request: Any) -> int | None:
         if request.request_id not in self._first_rows:
-            own = request_in(request.sampling_params)
+            parsed = request_in(request.sampling_params)
             self._first_rows[request.request_id] = (
-                first_row(own, request.num_prompt_tokens) if own else None
+                first_row(parsed, request.num_prompt_tokens) if parsed else None
             )
         return self._first_rows[request.request_id]
 
@@ -78,7 +78,7 @@ class SemspecScheduler(Scheduler):
         return token_ids, is_stopped
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> dict[int, Any]:
-        """Outputs without results of requests that go on are left out, but for one that shows the step."""
+        """Leave out outputs without results of running requests, except one that shows that there was a step."""
         self._outcomes = getattr(model_runner_output, KEY, {})
         groups: dict[int, Any] = super().update_from_output(scheduler_output, model_runner_output)
         for group in groups.values():
@@ -100,7 +100,7 @@ class SemspecScheduler(Scheduler):
 
 
 class SemspecWorker(Worker):
-    """Has the model return all hidden states, and a `Recorder` see each forward pass."""
+    """Makes the model return all hidden states, and passes each forward pass to a `Recorder`."""
 
     _recorder: Recorder
     _projections: Projections
@@ -109,23 +109,23 @@ class SemspecWorker(Worker):
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Raises: RuntimeError when the architecture does not return its hidden states."""
         super().load_model(*args, **kwargs)
-        model, wire = (
-            self.model_runner.get_model(),
-            MODEL.validate_python(self.vllm_config.additional_config[KEY]),
-        )
+        model = self.model_runner.get_model()
+        served = MODEL.validate_python(self.vllm_config.additional_config[KEY])
         if not hasattr(model, "set_aux_hidden_state_layers"):
             raise RuntimeError(f"{type(model).__name__} does not return its hidden states in vLLM")
-        model.set_aux_hidden_state_layers(tuple(range(wire.info.num_layers + 1)))
+        model.set_aux_hidden_state_layers(tuple(range(served.info.num_layers + 1)))
         self.model_runner.use_aux_hidden_state_outputs = get_pp_group().is_last_rank
-        raw = load_tokenizer(wire.folder)
-        tokenizer = ModelTokenizer(raw, wire.info, frozenset(wire.eos_ids), wire.num_embeddings)
+        raw = load_tokenizer(served.folder)
+        tokenizer = ModelTokenizer(
+            raw, served.info, frozenset(served.eos_ids), served.num_embeddings
+        )
         self._projections = Projections(
-            wire.info, str(self.device), Path(wire.probes) if wire.probes else None
+            served.info, str(self.device), Path(served.probes) if served.probes else None
         )
         self._grammars = Grammars.of(tokenizer)
         self._recorder = Recorder(
             tokenizer,
-            wire.writer,
+            served.writer,
             self.device,
             model.compute_logits,
             self._projections,
@@ -137,17 +137,17 @@ class SemspecWorker(Worker):
         return self._grammars is not None and self._grammars.is_compiled(grammar, num_bytes)
 
     def read_probes(self) -> tuple[str, ...]:
-        """Read the folder of probes again, and tell as `projections`."""
+        """Read the folder of probes again, and return `projections`."""
         self._projections.read()
         return self.projections()
 
     def projections(self) -> tuple[str, ...]:
-        """Digests of the projections that this process holds."""
+        """Return the digests of the projections in this process."""
         return self._projections.digests
 
     @torch.inference_mode()
     def execute_model(self, scheduler_output: Any) -> Any:
-        """The forward pass of a step; on the last rank, what requests want of it is recorded."""
+        """Run the forward pass of a step; on the last rank, record the rows that requests need."""
         for request_id in scheduler_output.finished_req_ids:
             self._recorder.drop(request_id)
         for new in scheduler_output.scheduled_new_reqs:
@@ -159,13 +159,13 @@ class SemspecWorker(Worker):
         output = super().execute_model(scheduler_output)
         state = self.model_runner.execute_model_state
         if state is not None and state.aux_hidden_states is not None and self._recorder.calls:
-            self._recorder.see(
+            self._recorder.record(
                 self._chunks(scheduler_output), state.aux_hidden_states, state.hidden_states
             )
         return output
 
     def _chunks(self, scheduler_output: Any) -> list[Chunk]:
-        """The requests of the pass in the order of its rows."""
+        """Return the chunks of the pass, in the order of its rows."""
         runner, cached = self.model_runner, scheduler_output.scheduled_cached_reqs
         first = {new.req_id: new.num_computed_tokens for new in scheduler_output.scheduled_new_reqs}
         first |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
@@ -178,24 +178,24 @@ class SemspecWorker(Worker):
 
     @torch.inference_mode()
     def sample_tokens(self, grammar_output: Any) -> Any:
-        """The tokens of a step; results of requests go with them."""
+        """Sample the tokens of a step, and add the results of requests to them."""
         output = super().sample_tokens(grammar_output)
         tokens = getattr(output, "sampled_token_ids", None)
         if tokens and self._recorder.calls:
-            sampled = {key: own[-1] for key, own in zip(output.req_ids, tokens, strict=True) if own}
+            sampled = {key: ids[-1] for key, ids in zip(output.req_ids, tokens, strict=True) if ids}
             setattr(output, KEY, self._recorder.take(sampled))
         return output
 
 
 class SeededSampling(LogitsProcessor):
-    """Draws token t of a request with `uniform(seed, "token", t)`. All other logits become -inf, and vLLM is greedy."""
+    """Draws token t of a request with `uniform(seed, "token", t)`, and sets all other logits to -inf for vLLM."""
 
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
         self._rows: dict[int, tuple[Call, SamplingParams, list[int]]] = {}
         """The call, its parameters and its sampled tokens, by the row in the batch."""
 
     def is_argmax_invariant(self) -> bool:
-        """False: vLLM then calls `apply` for greedy requests, too."""
+        """Return False, so that vLLM calls `apply` for greedy requests, too."""
         return False
 
     def update_state(self, batch_update: Any) -> None:
@@ -209,15 +209,15 @@ class SeededSampling(LogitsProcessor):
             call: Call | None = ((params and params.extra_args) or {}).get(CALL)
             if call and call.sampling:
                 self._rows[row] = call, call.sampling, token_ids
-        for one, other, direction in batch_update.moved:
-            moved, replaced = self._rows.pop(one, None), self._rows.pop(other, None)
+        for source, target, direction in batch_update.moved:
+            moved, replaced = self._rows.pop(source, None), self._rows.pop(target, None)
             if moved:
-                self._rows[other] = moved
+                self._rows[target] = moved
             if replaced and direction is MoveDirectionality.SWAP:
-                self._rows[one] = replaced
+                self._rows[source] = replaced
 
     def apply(self, logits: Tensor) -> Tensor:
-        """`logits`: `[num_requests, vocab_size]` of this step."""
+        """Draw the tokens of this step. `logits`: `[num_requests, vocab_size]`."""
         drawn: dict[int, int] = {}
         rest: list[tuple[int, SamplingParams, int]] = []
         for row, (call, sampling, token_ids) in self._rows.items():
@@ -244,8 +244,10 @@ _patched = threading.Lock()
 
 
 def keep_results() -> None:
-    """Have vLLM keep the results of an output that it merges with a later one, for a reader that is slow.
-    `RequestOutput.add` replaces `kv_transfer_params` by the later output's."""
+    """Patch `RequestOutput.add` to keep results when vLLM merges two outputs for a slow reader.
+
+    The original replaces `kv_transfer_params` by those of the later output.
+    """
     with _patched:
         add = RequestOutput.add
         if getattr(add, KEY, False):

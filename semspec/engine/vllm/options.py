@@ -1,4 +1,4 @@
-"""The settings of the vLLM engine as vLLM's arguments, and what is refused before anything is loaded."""
+"""Converts settings to vLLM's arguments, and refuses what vLLM cannot serve before anything is loaded."""
 
 import hashlib
 import importlib
@@ -24,26 +24,26 @@ if TYPE_CHECKING:
     from semspec.engine.settings import ModelSettings, VllmOptions
 
 VLLM_VERSION = "0.32."
-"""The versions whose inside `internals` knows."""
+"""The versions that `internals` supports."""
 
 OTHER_ENGINE = "set the engine to fast or transformers"
 
 CPU_HEAD_SIZES = frozenset({32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512})
-"""Of the attention kernels of vLLM's CPU build."""
+"""Head sizes that the attention kernels of vLLM's CPU build support."""
 
-NUM_WHOLE_CONTEXTS = 8
-"""Of the longest kind, whose keys and values are kept on a CPU by default: they are allocated at the start."""
+NUM_LONGEST_CONTEXTS = 8
+"""Contexts of maximum length that the default size of keys and values on a CPU holds: it is allocated at the start."""
 
 CPU_BLOCK_SIZE = 32
-"""Tokens that the prefix cache shares or not: on a CPU the smallest, on a GPU vLLM's default."""
+"""Tokens of a block of the prefix cache on a CPU, the smallest size; on a GPU, vLLM's default applies."""
 
 ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
-"""The model beside the scheduler. Named "uni", a CPU build replaces it by a process of its own, to bind threads to
-cores; here the environment says how many threads there are."""
+"""Runs the model in the scheduler's process. A CPU build would replace the name "uni" by a separate process, to bind
+threads to cores; here, the environment sets the number of threads."""
 
 
 def check_installed() -> None:
-    """Raises: Mismatch when there is no vLLM, or one of another version."""
+    """Raises: Mismatch when vLLM is not installed, or in another version."""
     try:
         found = version("vllm")
         importlib.import_module("vllm")
@@ -64,21 +64,21 @@ def check_installed() -> None:
 
 
 def prepare_environment(threads: int, device: str = "auto") -> None:
-    """Set vLLM's environment variables, before it is imported; of the defaults, those that are set already stay. With
-    `device` cuda:N it sees that GPU alone, of those that are visible."""
+    """Set vLLM's environment variables before it is imported, except defaults that are already set.
+
+    With `device` cuda:N, vLLM only sees that GPU of the visible ones.
+    """
     if index := device.partition(":")[2]:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         os.environ["CUDA_VISIBLE_DEVICES"] = (
             "".join(visible.split(",")[int(index) :][:1]) if visible else index
         )
     fixed = {
-        "OMP_NUM_THREADS": str(
-            threads
-        ),  # the setting decides, as in the other engines; a stack sets 1 for all
+        "OMP_NUM_THREADS": str(threads),  # as in the other engines; a stack sets 1 for all services
         "VLLM_USE_V2_MODEL_RUNNER": "0",
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a fork would copy gRPC's locks without its threads
-        "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1",  # one token more, which is sampled after the last and never fed
-        "VLLM_USE_FLASHINFER_SAMPLER": "0",  # tokens are drawn before it, and without its package the start would fail
+        "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1",  # for one more token, which is sampled last and never fed
+        "VLLM_USE_FLASHINFER_SAMPLER": "0",  # not needed, and without its package the start would fail
     }
     defaults = {
         "VLLM_LOGGING_LEVEL": "WARNING",
@@ -92,7 +92,7 @@ def prepare_environment(threads: int, device: str = "auto") -> None:
 
 
 def load_model(settings: "ModelSettings", writer: Writer) -> tuple[Model, ModelTokenizer]:
-    """The model of `settings` without its weights. Raises: Mismatch."""
+    """Return the model of `settings`, without its weights, and its tokenizer. Raises: Mismatch."""
     if is_gguf(settings.model):
         remedy = f"{safetensors_advice(settings.model)}, or {OTHER_ENGINE}"
         raise Mismatch(
@@ -124,9 +124,9 @@ def load_model(settings: "ModelSettings", writer: Writer) -> tuple[Model, ModelT
 
 
 def fingerprint(info: ModelInfo, options: "VllmOptions") -> str:
-    """The fingerprint of a checkpoint, or of what `options` make of it at its start: other states, other probes."""
-    named = {"quantization": options.quantization, "kv_cache_dtype": options.kv_cache_dtype}
-    changes = "".join(f" {name}={value}" for name, value in named.items() if value is not None)
+    """Return the fingerprint of a checkpoint as served with `options` that change its states."""
+    values = {"quantization": options.quantization, "kv_cache_dtype": options.kv_cache_dtype}
+    changes = "".join(f" {name}={value}" for name, value in values.items() if value is not None)
     if not changes:
         return info.fingerprint
     prefix, _, digest = info.fingerprint.partition(":")
@@ -134,7 +134,7 @@ def fingerprint(info: ModelInfo, options: "VllmOptions") -> str:
 
 
 def engine_args(settings: "ModelSettings", model: Model) -> dict[str, Any]:
-    """The arguments of vLLM's `AsyncEngineArgs`."""
+    """Return the arguments of vLLM's `AsyncEngineArgs`."""
     from vllm.platforms import current_platform
 
     options = settings.vllm_options
@@ -142,25 +142,27 @@ def engine_args(settings: "ModelSettings", model: Model) -> dict[str, Any]:
     dtype = settings.dtype if settings.dtype != "auto" else "float32" if is_cpu else "bfloat16"
     arguments: dict[str, Any] = {
         "model": model.folder,
-        "load_format": "safetensors",  # these, and config.json, are in the fingerprint; others may be pickles
+        "load_format": "safetensors",  # covered by the fingerprint, as is config.json; other formats may be pickles
         "config_format": "hf",
         "dtype": dtype,
         "max_model_len": model.info.max_context_tokens + 1,
         "skip_tokenizer_init": True,
         "enable_prefix_caching": settings.cache_bytes > 0,
-        "async_scheduling": False,  # segments end with the tokens of a step, before the next step
+        "async_scheduling": False,  # a segment must end before the next step
         "disable_log_stats": settings.metrics_port is None,
         "worker_cls": "semspec.engine.vllm.internals.SemspecWorker",
         "scheduler_cls": "semspec.engine.vllm.internals.SemspecScheduler",
         "logits_processors": ["semspec.engine.vllm.internals:SeededSampling"],
-        # Also part of the key of compiled graphs, which must return all states.
+        # It is also part of the cache key of compiled graphs, which must return all states.
         "additional_config": {KEY: MODEL.dump_python(model, mode="json")},
     }
     if options.gpu_memory_utilization is None and (
         is_cpu or "kv_bytes" in settings.model_fields_set
     ):
         arguments["kv_cache_memory_bytes"] = model.info.max_cache_bytes
-        if not is_cpu:  # all that is left of it is a demand of free memory at the start: another model may be there
+        if (
+            not is_cpu
+        ):  # then only a minimum of free memory at the start, which another model may share
             arguments["gpu_memory_utilization"] = 0.01
     if is_cpu:
         arguments |= {"block_size": CPU_BLOCK_SIZE, "enforce_eager": True}
@@ -170,30 +172,30 @@ def engine_args(settings: "ModelSettings", model: Model) -> dict[str, Any]:
 
 
 def default_kv_bytes(config: PretrainedConfig, max_context_tokens: int) -> int:
-    """Of the longest contexts on a CPU, in fp32."""
+    """Return the default size of keys and values on a CPU, in fp32."""
     return (
-        NUM_WHOLE_CONTEXTS
+        NUM_LONGEST_CONTEXTS
         * (max_context_tokens + CPU_BLOCK_SIZE)
         * token_bytes(config.get_text_config(), 1, 4)
     )
 
 
 def token_bytes(config: PretrainedConfig, tensor_parallel: int, number_bytes: int) -> int:
-    """Keys and values of a token on each of `tensor_parallel` GPUs."""
+    """Return the size of a token's keys and values on each of `tensor_parallel` GPUs."""
     num_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     per_head = 2 * config.num_hidden_layers * head_size(config) * number_bytes
     return int(per_head * max(1, num_heads // tensor_parallel))
 
 
 def head_size(config: PretrainedConfig) -> int:
-    """Dimensions of an attention head."""
+    """Return the number of dimensions of an attention head."""
     return int(
         getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     )
 
 
 def _check_rotary_embeddings(name: str, config: PretrainedConfig) -> None:
-    """Raises: Mismatch when vLLM rotates tokens within the trained window otherwise than transformers does."""
+    """Raises: Mismatch when vLLM and transformers rotate tokens within the trained window in different ways."""
     if any(
         rotary["rope_type"] == "dynamic" and "alpha" not in rotary
         for rotary in rotary_embeddings(config)
@@ -207,7 +209,7 @@ def _check_rotary_embeddings(name: str, config: PretrainedConfig) -> None:
 def _short_window(config: PretrainedConfig) -> int | None:
     """Return the window in which vLLM uses the short factors of longrope, as transformers does; None without longrope.
 
-    vLLM takes the long factors for all contexts if its window, which has one token more, exceeds the trained one.
+    vLLM uses the long factors for all contexts if its window, which has one more token, exceeds the trained one.
     """
     trained = [
         int(rotary["original_max_position_embeddings"]) - 1
@@ -218,6 +220,7 @@ def _short_window(config: PretrainedConfig) -> int | None:
 
 
 def _check_device(settings: "ModelSettings", config: PretrainedConfig) -> None:
+    """Raises: Mismatch when the installed vLLM cannot serve on the device of `settings`."""
     from vllm.platforms import current_platform
 
     is_cpu = bool(current_platform.is_cpu())

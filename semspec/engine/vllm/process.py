@@ -1,4 +1,4 @@
-"""vLLM's processes as the service sees them: what they say, why they end, and that none outlives the service."""
+"""Supervision of vLLM's processes: their output, the reason when they end, and their end with the service."""
 
 import asyncio
 import logging
@@ -18,11 +18,11 @@ from typing import Any
 from semspec.errors import Mismatch, SemspecError, Unavailable
 
 NUM_LINES = 400
-"""Last lines of vLLM's output that are kept, to find the reason of a failure."""
+"""Last lines of vLLM's output that are kept, to find the reason for a failure."""
 
 _ERROR = re.compile(r"(?:^|\s|\])(?P<error>(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception|Interrupt): .+)")
 READ_TIMEOUT_S = 2.0
-"""How long the last lines may take after the processes have ended."""
+"""Time limit for reading the last lines after the processes have ended."""
 
 REMEDIES = {
     "not initialized from checkpoint": "fetch the checkpoint's files again, or correct its config.json",
@@ -32,7 +32,7 @@ REMEDIES = {
     "memory": "set less kv_bytes, or gpu_memory_utilization in vllm_options, or use more GPUs",
     "uantiz": "choose another quantization in vllm_options",
 }
-"""What to do, by a part of vLLM's reason."""
+"""Remedies, by a part of vLLM's error."""
 
 _GENERAL = (
     "EngineDeadError",
@@ -41,25 +41,27 @@ _GENERAL = (
     "See root cause",
     "cancelled",
 )
-"""Parts of messages that only repeat that something failed."""
+"""Parts of messages that only state that something failed."""
 
 logger = logging.getLogger(__name__)
 
 
 class EndsWithParent:
-    """Where `multiprocessing` spawns a process that has this in its configuration, which that one's own processes
-    inherit, it ends at once when its parent ends, however that ends. It watches before it imports what it runs.
+    """A value in the configuration of `multiprocessing` that ends a spawned process when its parent ends.
 
-    A parent-death signal would also come when only the thread ends that started the process.
+    Its own child processes inherit it. It works however the parent ends, and from before the process imports its code.
+    A parent-death signal would also be sent when only the thread ends that started the process.
     """
 
     def __reduce__(self) -> tuple[Callable[[int], "EndsWithParent"], tuple[int]]:
-        return _ends_with, (os.getpid(),)
+        return _end_with, (os.getpid(),)
 
 
-def _ends_with(parent: int) -> EndsWithParent:
+def _end_with(parent: int) -> EndsWithParent:
+    """Watch `parent` in a thread, and end this process after it."""
+
     def watch() -> None:
-        while os.getppid() == parent:  # `multiprocessing` knows the parent only later
+        while os.getppid() == parent:  # `multiprocessing` sets its parent process only later
             time.sleep(0.1)
         os._exit(1)
 
@@ -67,8 +69,8 @@ def _ends_with(parent: int) -> EndsWithParent:
     return EndsWithParent()
 
 
-class Output:
-    """What vLLM's processes write: logged for debugging, and searched for the reason of a failure."""
+class CapturedOutput:
+    """The output of vLLM's processes: logged at debug level, and searched for the reason for a failure."""
 
     def __init__(self) -> None:
         self._lines: deque[str] = deque(maxlen=NUM_LINES)
@@ -77,8 +79,8 @@ class Output:
 
     @contextmanager
     def captured(self) -> Iterator[None]:
-        """Processes started in the block write here, also after it; so does this process, during it."""
-        resource_tracker.ensure_running()  # otherwise it would be started below, and keep the pipe open
+        """Capture the output of processes started in the block, even after it, and of this process during the block."""
+        resource_tracker.ensure_running()  # else it starts in the block and keeps the pipe open
         reading, writing = os.pipe()
         self._reader = threading.Thread(
             target=self._read, args=(reading,), name="vllm-output", daemon=True
@@ -105,32 +107,32 @@ class Output:
         with open(descriptor, errors="replace") as lines:
             for line in lines:
                 self._lines.append(line.rstrip())
-                if not self._is_captured:  # otherwise the log may come back here
+                if not self._is_captured:  # else the log may be captured again
                     logger.debug("%s", line.rstrip())
 
     def reason(self) -> str | None:
-        """The first error of the last lines, once all processes have ended; None if there is none."""
+        """Return the first error in the last lines, once all processes have ended; None if there is none."""
         if self._reader:
             self._reader.join(READ_TIMEOUT_S)
         return reason_in([*self._lines])
 
 
 def reason_in(lines: Sequence[str]) -> str | None:
-    """The first error that says more than that something failed."""
+    """Return the first error that states a cause; None if there is none."""
     for line in lines:
         if (found := _ERROR.search(line)) and not any(part in found["error"] for part in _GENERAL):
             return " ".join(found["error"].split())[:300]
     return None
 
 
-class Core:
-    """A started vLLM, with its processes."""
+class VllmProcesses:
+    """A running vLLM: its client `AsyncLLM` and its processes."""
 
     def __init__(
         self,
         llm: Any,
         processes: Sequence[BaseProcess],
-        output: Output,
+        output: CapturedOutput,
         ended: Callable[[str], None],
     ) -> None:
         self._llm, self._output, self._ended = llm, output, ended
@@ -142,9 +144,11 @@ class Core:
             waiting.start()
 
     @classmethod
-    def start(cls, model: str, start: Callable[[], Any], ended: Callable[[str], None]) -> "Core":
-        """`start` makes an `AsyncLLM`. Raises: Mismatch, with the reason that vLLM gives and a remedy."""
-        output, before = Output(), set(multiprocessing.active_children())
+    def start(
+        cls, model: str, start: Callable[[], Any], ended: Callable[[str], None]
+    ) -> "VllmProcesses":
+        """Call `start`, which returns an `AsyncLLM`. Raises: Mismatch with vLLM's reason and a remedy."""
+        output, before = CapturedOutput(), set(multiprocessing.active_children())
         vars(multiprocessing.current_process())["_config"]["semspec"] = EndsWithParent()
         try:
             with output.captured():
@@ -173,10 +177,10 @@ class Core:
     async def outputs(
         self, tokens: list[int], parameters: Any, key: str
     ) -> AsyncGenerator[Any, None]:
-        """vLLM's outputs for a request. Raises: Unavailable when vLLM has ended, InternalError when it fails."""
+        """Yield vLLM's outputs for a request. Raises: Unavailable when vLLM has ended."""
         if self._is_closed:
             raise Unavailable("the engine is shut down", remedy="retry on another replica")
-        with _alive():
+        with _map_errors():
             async with aclosing(
                 self._llm.generate({"prompt_token_ids": tokens}, parameters, key)
             ) as outputs:
@@ -184,18 +188,22 @@ class Core:
                     yield output
 
     async def ask(self, method: str, *arguments: str | int) -> Any:
-        """What `method` of `SemspecWorker` returns, between two steps, in the first process. Raises: Unavailable."""
-        with _alive():
+        """Call `method` of `SemspecWorker` in the first process, between two steps, and return its result.
+
+        Raises: Unavailable.
+        """
+        with _map_errors():
             return (await self._llm.collective_rpc(method, args=arguments))[0]
 
     async def close(self) -> None:
-        """End vLLM's processes and with them all requests."""
+        """End vLLM's processes, and all requests with them."""
         self._is_closed = True
         await asyncio.get_running_loop().run_in_executor(None, self._llm.shutdown)
 
 
 @contextmanager
-def _alive() -> Iterator[None]:
+def _map_errors() -> Iterator[None]:
+    """Raises: Unavailable in place of vLLM's error after its end."""
     from vllm.v1.engine.exceptions import EngineDeadError
 
     try:
@@ -205,6 +213,6 @@ def _alive() -> Iterator[None]:
 
 
 def remedy_for(reason: str) -> str:
-    """What to do about a reason that vLLM gives."""
+    """Return a remedy for an error of vLLM."""
     known = (remedy for part, remedy in REMEDIES.items() if part in reason)
     return next(known, "choose another model, or set the engine to fast or transformers")

@@ -1,4 +1,4 @@
-"""Takes states, scores and tokens out of vLLM's forward passes, for all requests of a step together."""
+"""Records states, logits and tokens of vLLM's forward passes, for all requests of a step together."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from semspec.engine.grammars import Grammars
 from semspec.engine.logits import token_statistics
 from semspec.engine.requests import Request
-from semspec.engine.shaping import Grammars
 from semspec.engine.tokenization import ModelTokenizer
-from semspec.engine.vllm.calls import CALLS, Call, ReadCall, Span
+from semspec.engine.vllm.calls import Call, Span, make_call
 from semspec.engine.vllm.requests import results_to_wire
 from semspec.probes.projection import Projections
 from semspec.types import States, Writer
@@ -19,7 +19,7 @@ from semspec.types import States, Writer
 LOGITS_ROWS = 512
 """Rows whose logits are in memory at a time."""
 POOLED_ROWS = 256
-"""Rows whose states of all layers are in memory side by side at a time: 0.5 GB of a 32B model, beyond vLLM's count."""
+"""Rows whose states of all layers are copied at a time: 0.5 GB for a 32B model, which vLLM does not account for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,31 +28,31 @@ class Chunk:
 
     key: str
     offset: int
-    """Row of the first one in the tensors of the pass."""
+    """Row of the first token in the tensors of the pass."""
     first: int
-    """Its position in the request's tokens."""
+    """Position of the first token in the request."""
     num_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a step brought for a request."""
+    """The results of a step for a request."""
 
     results: list[Any]
-    """As in `results_to_wire`."""
+    """Plain values, from `results_to_wire`."""
     is_done: bool
     """Whether the request needs no further token."""
 
 
-class Sums:
-    """fp32 sums of states, each in a slot; there are as many slots as are used at a time."""
+class StateSums:
+    """fp32 sums of states, each in a slot. The number of slots grows with use."""
 
     def __init__(self, num_layers: int, hidden_size: int, device: torch.device) -> None:
         self._sums = torch.zeros(0, num_layers + 1, hidden_size, device=device)
         self._free: list[int] = []
 
     def acquire(self) -> int:
-        """A slot with a sum of zero."""
+        """Return a slot with a sum of zero."""
         if not self._free:
             num_slots = len(self._sums)
             more = self._sums.new_zeros(max(16, num_slots), *self._sums.shape[1:])
@@ -69,23 +69,22 @@ class Sums:
     def add(self, states: Sequence[Tensor], rows: Sequence[int], slots: Sequence[int]) -> None:
         """Add row `rows[i]` of the states, each layer's `[num_rows, hidden_size]`, to the sum in `slots[i]`."""
         device = self._sums.device
-        index, where = (
-            on_device(rows, device).split(POOLED_ROWS),
-            on_device(slots, device).split(POOLED_ROWS),
-        )
-        for some, own in zip(index, where, strict=True):
-            self._sums.index_add_(0, own, torch.stack([layer[some] for layer in states], 1).float())
+        row_parts = on_device(rows, device).split(POOLED_ROWS)
+        slot_parts = on_device(slots, device).split(POOLED_ROWS)
+        for row_index, slot_index in zip(row_parts, slot_parts, strict=True):
+            added = torch.stack([layer[row_index] for layer in states], 1).float()
+            self._sums.index_add_(0, slot_index, added)
 
     def means(self, slots: Sequence[int], lengths: Sequence[int]) -> Tensor:
-        """The sums divided by `lengths`."""
+        """Return the sums divided by `lengths`."""
         device = self._sums.device
         return self._sums[on_device(slots, device)] / on_device(lengths, device)[:, None, None]
 
 
 class Recorder:
-    """The requests of one process that holds the model's last layer and head. Not thread-safe.
+    """The requests in one process that has the model's last layer and head. Not thread-safe.
 
-    For each forward pass: `start` new requests, `drop` ended ones, `see` the tensors, `take` the sampled tokens.
+    For each forward pass: `start` new requests, `drop` ended ones, `record` the tensors, `take` the sampled tokens.
     """
 
     def __init__(
@@ -97,33 +96,32 @@ class Recorder:
         projections: Projections,
         grammars: Grammars | None,
     ) -> None:
-        """`compute_logits`: from rows of the last hidden states; None in a process that does not gather them."""
+        """`compute_logits`: from rows of final hidden states; returns None in a process that does not gather logits."""
         self._tokenizer, self._writer, self._device = tokenizer, writer, device
-        self._compute_logits, self._projections, self._grammars = (
-            compute_logits,
-            projections,
-            grammars,
-        )
+        self._compute_logits = compute_logits
+        self._projections, self._grammars = projections, grammars
         self._num_states = tokenizer.info.num_layers + 1
-        self._sums = Sums(tokenizer.info.num_layers, tokenizer.info.hidden_size, device)
+        self._sums = StateSums(tokenizer.info.num_layers, tokenizer.info.hidden_size, device)
         self.calls: dict[str, Call] = {}
 
     def start(self, key: str, prompt: Sequence[int], request: Request) -> Call:
-        """Begin with a request."""
-        make = CALLS.get(request.kind, ReadCall)
-        call = self.calls[key] = make(
-            self._tokenizer, prompt, request, self._writer, self._grammars
-        )
+        """Add a request."""
+        call = make_call(self._tokenizer, prompt, request, self._writer, self._grammars)
+        self.calls[key] = call
         return call
 
     def drop(self, key: str) -> None:
-        """Forget a request, if it is known."""
+        """Remove a request, if it is known."""
         if call := self.calls.pop(key, None):
             self._sums.release([span.slot for span in call.spans if span.slot is not None])
 
-    def see(self, chunks: Sequence[Chunk], states: Sequence[Tensor], hidden: Tensor) -> None:
-        """Record the rows that requests want. `states`: `[num_rows, hidden_size]` of the embeddings and each layer;
-        `hidden`: the same after the final norm. Raises: RuntimeError when states or rows are missing."""
+    def record(self, chunks: Sequence[Chunk], states: Sequence[Tensor], hidden: Tensor) -> None:
+        """Record the rows that requests need.
+
+        `states`: of the embeddings and each layer, `[num_rows, hidden_size]`; `hidden`: after the final norm.
+
+        Raises: RuntimeError when states or rows are missing.
+        """
         pooled: list[int] = []
         slots: list[int] = []
         wanted: list[tuple[Call, range]] = []
@@ -153,27 +151,27 @@ class Recorder:
                 )
             self._sums.add(states, pooled, slots)
         if wanted:
-            self._see_logits(wanted, hidden)
+            self._record_logits(wanted, hidden)
 
-    def _see_logits(self, wanted: Sequence[tuple[Call, range]], hidden: Tensor) -> None:
-        """Every process of a tensor-parallel group comes here: the head is split over them."""
+    def _record_logits(self, wanted: Sequence[tuple[Call, range]], hidden: Tensor) -> None:
+        """Record logits. Every process of a tensor-parallel group calls this: the head is divided among them."""
         for part in _parts(wanted, LOGITS_ROWS):
             index = on_device([row for _, rows in part for row in rows], self._device)
             logits = self._compute_logits(hidden[index])
             if logits is None:
                 continue
-            own = logits.split([len(rows) for _, rows in part])
+            logit_rows = logits.split([len(rows) for _, rows in part])
             scored = [index for index, (call, _) in enumerate(part) if call.scored_rows]
-            for (call, _), rows in zip(part, own, strict=True):
+            for (call, _), rows in zip(part, logit_rows, strict=True):
                 if not call.scored_rows:
                     call.rows.append(rows)
             if scored:
-                self._see_scored(
-                    [part[index][0] for index in scored], [own[index] for index in scored]
+                self._record_statistics(
+                    [part[index][0] for index in scored], [logit_rows[index] for index in scored]
                 )
 
-    def _see_scored(self, calls: Sequence[Call], logits: Sequence[Tensor]) -> None:
-        """Statistics of all scored rows of a part, computed together."""
+    def _record_statistics(self, calls: Sequence[Call], logits: Sequence[Tensor]) -> None:
+        """Record the statistics of all scored rows of a part, computed together."""
         token_ids: list[int] = []
         for call, rows in zip(calls, logits, strict=True):
             start = call.scored_rows.start + 1 + sum(map(len, call.rows))
@@ -183,7 +181,7 @@ class Recorder:
             call.rows.append(rows)
 
     def take(self, sampled: Mapping[str, int]) -> dict[str, Outcome]:
-        """Go on with the sampled tokens; what they brought, for requests with results or at their end."""
+        """Add sampled tokens. Return the outcomes of requests that have results or are done."""
         calls = [
             (key, call, call.take(sampled[key]))
             for key, call in self.calls.items()
@@ -201,7 +199,7 @@ class Recorder:
         return outcomes
 
     def _states(self, ended: Sequence[tuple[Span, str]]) -> Iterator[States]:
-        """Pooled states of spans, each by the projection named beside it, in their order."""
+        """Return the pooled states of spans, in order, each with the projection of the digest next to it."""
         slots = [span.slot for span, _ in ended if span.slot is not None]
         if len(slots) < len(ended):
             raise RuntimeError("a segment ended without states")
@@ -214,24 +212,25 @@ class Recorder:
         pooled: dict[str, list[Tensor]] = {}
         for mean, (_, digest) in zip(means, ended, strict=True):
             pooled.setdefault(digest, []).append(mean)
-        made = {
-            digest: iter(self._projections.states_of(own, digest)) for digest, own in pooled.items()
+        states = {
+            digest: iter(self._projections.states_of(group, digest))
+            for digest, group in pooled.items()
         }
-        return (next(made[digest]) for _, digest in ended)
+        return (next(states[digest]) for _, digest in ended)
 
 
 def on_device(values: Sequence[int], device: torch.device) -> Tensor:
-    """`[num_values]`; a copy to a GPU does not wait for the work queued there."""
-    made = torch.tensor(values)
-    return made.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else made
+    """Return `values` as a tensor; copying it to a GPU does not wait for the work queued there."""
+    tensor = torch.tensor(values)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
-def _overlap(one: range, other: range) -> range:
-    return range(max(one.start, other.start), min(one.stop, other.stop))
+def _overlap(a: range, b: range) -> range:
+    return range(max(a.start, b.start), min(a.stop, b.stop))
 
 
 def _parts(wanted: Sequence[tuple[Call, range]], size: int) -> list[list[tuple[Call, range]]]:
-    """`wanted` in parts of at most `size` rows, cut within a request where necessary."""
+    """Split `wanted` into parts of at most `size` rows, within a request where necessary."""
     parts: list[list[tuple[Call, range]]] = [[]]
     left = size
     for call, rows in wanted:

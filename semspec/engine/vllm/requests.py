@@ -1,5 +1,8 @@
-"""Requests to vLLM's processes, beside their token ids, and the model that these serve. A request travels in its
-`SamplingParams.extra_args`, its results in `RequestOutput.kv_transfer_params`, both as plain values."""
+"""Messages between the service and vLLM's processes: requests, results and the served model.
+
+A request is sent in `SamplingParams.extra_args`, next to its token ids. Its results are in
+`RequestOutput.kv_transfer_params`. Both are plain values.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,9 +23,9 @@ from semspec.types import (
 )
 
 KEY = "semspec"
-"""Where requests, results and the configuration stand in vLLM's dictionaries."""
+"""Key of requests, results and the configuration in vLLM's dictionaries."""
 ERROR = "error"
-"""Where the name of an error, its message and its parameter stand instead of a result."""
+"""Key of an error's class, message, parameter and remedy, in place of a result."""
 
 REQUEST: TypeAdapter[Request] = TypeAdapter(Annotated[Request, Field(discriminator="kind")])
 _RESULTS: dict[str, TypeAdapter[Any]] = {
@@ -35,7 +38,7 @@ _RESULTS: dict[str, TypeAdapter[Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What vLLM's processes know of the model, in `VllmConfig.additional_config`."""
+    """The model that vLLM's processes serve, in `VllmConfig.additional_config`."""
 
     folder: str
     info: ModelInfo
@@ -50,24 +53,24 @@ MODEL = TypeAdapter(Model)
 
 
 def request_in(params: Any) -> Request | None:
-    """The request in vLLM's `SamplingParams`; None for one of vLLM's own, such as its warm-up."""
-    wire = ((params and params.extra_args) or {}).get(KEY)
-    return None if wire is None else REQUEST.validate_python(wire)
+    """Return the request in vLLM's `SamplingParams`; None for vLLM's internal requests, such as its warm-up."""
+    message = ((params and params.extra_args) or {}).get(KEY)
+    return None if message is None else REQUEST.validate_python(message)
 
 
 def results_to_wire(kind: str, results: Sequence[object]) -> list[Any]:
-    """Plain values for `kv_transfer_params`."""
+    """Return results as plain values for `kv_transfer_params`."""
     return [
-        {ERROR: (type(one).__name__, one.message, one.parameter, one.remedy)}
-        if isinstance(one, SemspecError)
-        else _RESULTS[kind].dump_python(one)
-        for one in results
+        {ERROR: (type(result).__name__, result.message, result.parameter, result.remedy)}
+        if isinstance(result, SemspecError)
+        else _RESULTS[kind].dump_python(result)
+        for result in results
     ]
 
 
-def result_from_wire(kind: str, wire: object) -> Any:
-    """The result of a request of this kind. Raises: the error that it ended with."""
-    if isinstance(wire, dict) and ERROR in wire:
-        name, message, parameter, remedy = wire[ERROR]
+def result_from_wire(kind: str, value: object) -> Any:
+    """Return the result of a request of this kind. Raises: the error that ended the request."""
+    if isinstance(value, dict) and ERROR in value:
+        name, message, parameter, remedy = value[ERROR]
         raise getattr(errors, name)(message, parameter, remedy=remedy)
-    return _RESULTS[kind].validate_python(wire)
+    return _RESULTS[kind].validate_python(value)

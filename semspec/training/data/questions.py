@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from semspec.clustering.equivalence import resolve
+from semspec.clustering.equivalence import import_object
 from semspec.errors import InvalidRequest
 from semspec.reporting.files import Row, json_lines, write_json
 from semspec.reporting.progress import Reporter
@@ -172,7 +172,11 @@ def _rows(source: QuestionSource) -> Iterator[Mapping[str, Any]]:
     if source.file:
         rows: Iterable[Mapping[str, Any]] = (row for _, row in json_lines(source.file))
     else:
-        rows = _hub_rows(source) if source.hub else resolve(str(source.python))(**source.arguments)
+        rows = (
+            _hub_rows(source)
+            if source.hub
+            else import_object(str(source.python))(**source.arguments)
+        )
     for number, row in enumerate(rows):
         if number == source.limit:
             return

@@ -15,7 +15,7 @@ from semspec.clustering.equivalence import (
     Alternatives,
     Equivalence,
     clusters_of_whole,
-    resolve,
+    import_object,
 )
 from semspec.clustering.loading import load_equivalence
 from semspec.files import digest_of
@@ -236,7 +236,7 @@ class ClustersStage(Stage):
         self.before = self.samples = samples
         self.contexts = samples.contexts
         self._equivalence: Equivalence | None = None
-        self._truth: Truth | None = resolve(config.truth) if config.truth else None
+        self._truth: Truth | None = import_object(config.truth) if config.truth else None
 
     def recipe(self) -> dict[str, Any]:
         recipe = self._config.model_dump(mode="json", include={"equivalence", "truth"})

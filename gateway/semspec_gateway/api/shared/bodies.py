@@ -22,7 +22,7 @@ from starlette.requests import ClientDisconnect
 from semspec.background import Background
 from semspec.errors import InvalidField, InvalidRequest, Overloaded, Unavailable
 from semspec_gateway.api.shared.errors import ClientGone
-from semspec_gateway.api.shared.json_size import JsonSize, field_beyond, size_of
+from semspec_gateway.api.shared.json_size import JsonSize, field_beyond, format_bytes
 from semspec_gateway.connections import max_connections
 from semspec_gateway.generation.admission import Admission, Limits
 from semspec_gateway.settings import GatewaySettings
@@ -253,7 +253,7 @@ def memory_of(text: str, limit: JsonSize) -> int:
 
     Raises: InvalidRequest naming the field in which the text exceeds the limit.
     """
-    size = size_of(text, limit.strings)
+    size = format_bytes(text, limit.strings)
     if kind := size.excess(limit):
         field = field_beyond(text, limit)
         message = (

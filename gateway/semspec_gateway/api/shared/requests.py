@@ -20,7 +20,7 @@ from pydantic_core import CoreSchema
 
 from semspec.errors import is_utf8
 from semspec.types import LEAST_REPETITION, SamplingParams
-from semspec_gateway.api.shared.json_size import JsonSize, size_of
+from semspec_gateway.api.shared.json_size import JsonSize, format_bytes
 from semspec_gateway.options import (
     AcceptanceOptions,
     Defaults,
@@ -171,7 +171,7 @@ def parsed_json(text: str) -> Any:
 
     Raises: ValueError when the text is not JSON, is too large, is nested too deep, or has strings without UTF-8.
     """
-    if kind := size_of(text, MAX_JSON.strings).excess(MAX_JSON):
+    if kind := format_bytes(text, MAX_JSON.strings).excess(MAX_JSON):
         raise ValueError(f"it holds more than {getattr(MAX_JSON, kind)} {kind}")
     try:
         parsed = json.loads(text)

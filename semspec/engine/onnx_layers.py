@@ -1,9 +1,9 @@
-"""Layers with packed weights, by ONNX Runtime: products are its MatMulNBits.
+"""Layers with packed weights as graphs of ONNX Runtime, whose operator MatMulNBits multiplies with them.
 
-All that lies between the attention of two layers is one graph, so that a token needs one call a layer.
+All computation between the attentions of two layers is one graph, so that a token needs one call for each layer.
 
-Weights keep the integers of a GGUF file. ONNX Runtime rounds the activations of each group to eight bits, as llama.cpp
-does. Each row's result is independent of how many rows there are, so verifying repeats decoding exactly.
+Weights stay the integers of a GGUF file. ONNX Runtime rounds the activations of each group to eight bits, as llama.cpp
+does. The result of a row does not depend on the number of rows, so verification repeats decoding exactly.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,28 +16,28 @@ import torch
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 from torch import Tensor
 
-from semspec.engine.gguf_weights import Floats, Packed
+from semspec.engine.gguf_weights import Floats, PackedMatrix
 from semspec.engine.packed import Compute, FinishLayer
 
-Weight = tuple[Packed, Floats | None]
+Weight = tuple[PackedMatrix, Floats | None]
 """A matrix and its bias `[rows]`."""
 Sizes = Mapping[str, int]
-"""Columns of the inputs or outputs of a graph by their names."""
+"""Columns of the inputs or outputs of a graph, by name."""
 
 EIGHT_BIT_ACTIVATIONS = 4
-"""Accuracy level of MatMulNBits that rounds activations to eight bits by group."""
-LARGEST_INSIDE = 1 << 10
-"""Bytes of a constant up to which it is part of the serialised graph. Larger ones are handed over by themselves."""
+"""The accuracy level of MatMulNBits that rounds activations to eight bits by group."""
+MAX_EMBEDDED_BYTES = 1 << 10
+"""Maximum size of a constant in the serialised graph. Larger constants are passed as external data."""
 SPIN_US = 30
-"""Microseconds for which a thread waits for the next product before it sleeps. Waking it up takes longer than most of
-what lies between products; one that waits for longer keeps other processes from the core."""
+"""Time for which a thread spins before it sleeps. Waking it takes longer than most computations between products, but a
+thread that spins longer keeps the core from other processes."""
 MODEL_VERSION, OPERATORS_VERSION = 10, 21
 """Versions of the ONNX format and of its operators."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """Weights of a layer; norms are `[hidden_size]`."""
+    """Weights of a layer. Norms are `[hidden_size]`."""
 
     attention_norm: Floats
     qkv: Sequence[Weight]
@@ -54,7 +54,7 @@ class LayerWeights:
 
     @property
     def projections_size(self) -> int:
-        """Columns of queries, keys and values together."""
+        """Total columns of queries, keys and values."""
         return sum(matrix.shape[0] for matrix, _ in self.qkv)
 
 
@@ -72,7 +72,7 @@ class _Graph:
         self.nodes.append(helper.make_node(operator, inputs, [output], **attributes))
         return output
 
-    def product(self, source: str, weight: Packed, bias: Floats | None) -> str:
+    def product(self, source: str, weight: PackedMatrix, bias: Floats | None) -> str:
         """Add the product of `source` and `weight`, plus `bias`."""
         rows, columns = weight.shape
         inputs = [source, self._constant(weight.codes), self._constant(weight.scales.reshape(-1))]
@@ -92,12 +92,12 @@ class _Graph:
         return self.add("SimplifiedLayerNormalization", inputs, epsilon=eps)
 
     def projections(self, hidden: str, layer: LayerWeights, eps: float) -> str:
-        """Add a layer's queries, keys and values, next to one another."""
+        """Add a layer's queries, keys and values, concatenated."""
         normed = self.norm(hidden, layer.attention_norm, eps)
-        return self.add("Concat", [self.product(normed, *each) for each in layer.qkv], axis=1)
+        return self.add("Concat", [self.product(normed, *weight) for weight in layer.qkv], axis=1)
 
-    def _group_sums(self, source: str, weight: Packed) -> str:
-        """Add the sums of the columns of each group; an offset is multiplied by these."""
+    def _group_sums(self, source: str, weight: PackedMatrix) -> str:
+        """Add the sum of the columns of each group, by which its offset is multiplied."""
         key = source, weight.group_size
         if key not in self._sums:
             shape = self._constant(
@@ -117,19 +117,19 @@ class _Graph:
     def session(
         self, inputs: Sizes, outputs: Sizes, num_threads: int
     ) -> Callable[..., list[Tensor]]:
-        """Return a function from fp32 rows `[tokens, size]` of each of `inputs` to those of each of `outputs`."""
-        ends = [
+        """Return the function of the graph: from fp32 rows `[tokens, size]` of each input to those of each output."""
+        input_infos, output_infos = [
             [
                 helper.make_tensor_value_info(name, TensorProto.FLOAT, ["tokens", size])
                 for name, size in sizes.items()
             ]
             for sizes in (inputs, outputs)
         ]
-        small = {n: c for n, c in self._constants.items() if c.nbytes <= LARGEST_INSIDE}
+        small = {n: c for n, c in self._constants.items() if c.nbytes <= MAX_EMBEDDED_BYTES}
         large = {n: c for n, c in self._constants.items() if n not in small}
         constants = [numpy_helper.from_array(values, name) for name, values in small.items()]
-        constants += [_outside(name, values) for name, values in large.items()]
-        graph = helper.make_graph(self.nodes, "layer", ends[0], ends[1], constants)
+        constants += [_external(name, values) for name, values in large.items()]
+        graph = helper.make_graph(self.nodes, "layer", input_infos, output_infos, constants)
         versions = [
             helper.make_opsetid("", OPERATORS_VERSION),
             helper.make_opsetid("com.microsoft", 1),
@@ -144,7 +144,7 @@ class _Graph:
         )
 
         def compute(*rows: Tensor) -> list[Tensor]:
-            arrays = {name: each.numpy() for name, each in zip(inputs, rows, strict=True)}
+            arrays = {name: row.numpy() for name, row in zip(inputs, rows, strict=True)}
             return [torch.from_numpy(array) for array in session.run([*outputs], arrays)]
 
         return compute
@@ -159,21 +159,21 @@ def _options(num_threads: int) -> onnxruntime.SessionOptions:
     return options
 
 
-def _outside(name: str, values: np.ndarray) -> TensorProto:
-    """Return a constant whose values are in a "file" in memory that has its name."""
+def _external(name: str, values: np.ndarray) -> TensorProto:
+    """Return a constant whose values are in an in-memory file with the constant's name."""
     tensor = TensorProto(
         name=name,
         dims=values.shape,
         data_type=helper.np_dtype_to_tensor_dtype(values.dtype),
         data_location=TensorProto.EXTERNAL,
     )
-    place = {"location": name, "offset": "0", "length": str(values.nbytes)}
-    for key, value in place.items():
+    location = {"location": name, "offset": "0", "length": str(values.nbytes)}
+    for key, value in location.items():
         tensor.external_data.add(key=key, value=value)
     return tensor
 
 
-def product(weight: Packed, bias: Floats | None, num_threads: int) -> Compute:
+def product(weight: PackedMatrix, bias: Floats | None, num_threads: int) -> Compute:
     """Return a function from fp32 `[tokens, columns]` to the products with `weight`, `[tokens, rows]`."""
     graph, (num_rows, num_columns) = _Graph(), weight.shape
     output = graph.product("input", weight, bias)
@@ -182,7 +182,7 @@ def product(weight: Packed, bias: Floats | None, num_threads: int) -> Compute:
 
 
 def start_layer(layer: LayerWeights, eps: float, num_threads: int) -> Compute:
-    """Return a function from `hidden` to a layer's queries, keys and values, next to one another."""
+    """Return a function from `hidden` to a layer's queries, keys and values, concatenated."""
     graph = _Graph()
     output = graph.projections("hidden", layer, eps)
     compute = graph.session(
@@ -194,7 +194,7 @@ def start_layer(layer: LayerWeights, eps: float, num_threads: int) -> Compute:
 def finish_layer(
     layer: LayerWeights, following: LayerWeights | None, eps: float, num_threads: int
 ) -> FinishLayer:
-    """Return the function of what comes after the attention in a layer, and before it in the `following` one."""
+    """Return the function of a layer after its attention, and of the `following` layer before its attention."""
     graph = _Graph()
     hidden = graph.add("Add", ["hidden", graph.product("attended", *layer.out)])
     normed = graph.norm(hidden, layer.mlp_norm, eps)

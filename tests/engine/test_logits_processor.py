@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from semspec.engine.logits import renormalised
-from semspec.engine.shaping import Counts
-from semspec.engine.transformers_engine import TransformersEngine
+from semspec.engine.logits_processor import Penalizer
+from semspec.engine.torch_engine import TorchEngine
 from semspec.errors import InvalidRequest
 from semspec.types import GeneratedSegment, GenerationParams, Penalties, SamplingParams
 from tests.engine.support import (
@@ -28,7 +28,7 @@ def test_formulas() -> None:
     penalties = Penalties(
         presence=0.5, frequency=0.25, repetition=2.0, logit_bias=((3, 4.0), (4, -100.0))
     )
-    counts = Counts(penalties, prompt=[1, 1], written=[0, 0], num_token_ids=6)
+    counts = Penalizer(penalties, prompt=[1, 1], written=[0, 0], num_token_ids=6)
     counts.add(2)
     expected = [
         2.0 / 2 - 2 * 0.25 - 0.5,  # twice in the output
@@ -38,13 +38,13 @@ def test_formulas() -> None:
         3.0 - 100.0,
         -2.0,
     ]
-    assert counts.applied(LOGITS).tolist() == pytest.approx(expected)
+    assert counts.apply(LOGITS).tolist() == pytest.approx(expected)
     assert LOGITS.tolist() == [2.0, -1.0, 0.5, 0.0, 3.0, -2.0], "the logits stay as they are"
 
 
 def test_half_precision_is_penalised_in_full() -> None:
-    counts = Counts(Penalties(frequency=0.001), [], [0], 6)
-    shaped = counts.applied((LOGITS + 4).bfloat16())
+    counts = Penalizer(Penalties(frequency=0.001), [], [0], 6)
+    shaped = counts.apply((LOGITS + 4).bfloat16())
     assert shaped.dtype == torch.float32 and float(shaped[0]) == pytest.approx(5.999)
 
 
@@ -63,7 +63,7 @@ def ids_of(generated: list[GeneratedSegment]) -> list[int]:
     return [token for one in generated for token in one.segment.token_ids]
 
 
-async def test_draws_follow_the_penalised_distribution(engine: TransformersEngine) -> None:
+async def test_draws_follow_the_penalised_distribution(engine: TorchEngine) -> None:
     """Of the token after a segment, which counts as written; chi-square at fixed seeds, 0.1% level."""
     info = await engine.info()
     assert info.supports_penalties and info.num_token_ids == engine.tokenizer.num_embeddings
@@ -74,7 +74,7 @@ async def test_draws_follow_the_penalised_distribution(engine: TransformersEngin
     asked = context.pieces[0].token_ids
     logits = engine.lm.forward([*asked, *segment.token_ids], engine.lm.new_kv()).logits[-1]
     penalties = Penalties(3.0, 1.0, 1.5, ((int(logits.argmax()), 2.0),))
-    shaped = Counts(penalties, asked, segment.token_ids, len(logits)).applied(logits)
+    shaped = Penalizer(penalties, asked, segment.token_ids, len(logits)).apply(logits)
     sampling, counts = SamplingParams(0.8, 1.0, 4), Counter[tuple[int, ...]]()
     for seed in range(300):
         what = params(penalties, sampling=replace(sampling, seed=seed), max_tokens=1)
@@ -82,18 +82,14 @@ async def test_draws_follow_the_penalised_distribution(engine: TransformersEngin
     assert_distributed(counts, probabilities(renormalised(shaped[None], sampling)[0]))
 
 
-async def test_one_call_writes_what_several_do(
-    engine: TransformersEngine, uncached: TransformersEngine
-) -> None:
+async def test_one_call_writes_what_several_do(engine: TorchEngine, uncached: TorchEngine) -> None:
     penalties, context = Penalties(0.4, 0.3, 1.3, ((5, 2.0),)), await prompt(engine)
     for seed in range(3):
         what = params(penalties, seed, max_tokens=60, max_segment_tokens=12)
         assert await segments_of(engine, context, what) == await one_by_one(uncached, context, what)
 
 
-async def test_end_is_drawn_once_it_may_be(
-    engine: TransformersEngine, uncached: TransformersEngine
-) -> None:
+async def test_end_is_drawn_once_it_may_be(engine: TorchEngine, uncached: TorchEngine) -> None:
     """By a model that would end at once, in one call or in several."""
     end, context = min(engine.tokenizer.eos_ids), await prompt(engine)
     for least in (1, 30, 60):
@@ -112,7 +108,7 @@ async def test_end_is_drawn_once_it_may_be(
 
 
 async def test_forbidden_token_is_not_drawn_and_logprobs_do_not_know(
-    engine: TransformersEngine,
+    engine: TorchEngine,
 ) -> None:
     plain = await answered(engine, params(Penalties(), temperature=0, max_tokens=8, num_logprobs=1))
     likeliest = ids_of(plain)[0]
@@ -131,7 +127,7 @@ async def test_forbidden_token_is_not_drawn_and_logprobs_do_not_know(
     )
 
 
-async def test_bias_on_no_token_is_refused(engine: TransformersEngine) -> None:
+async def test_bias_on_no_token_is_refused(engine: TorchEngine) -> None:
     limit = engine.tokenizer.num_embeddings
     with pytest.raises(InvalidRequest, match=f"logit_bias: {limit} is no token of this model"):
         await answered(engine, params(Penalties(logit_bias=((limit, 1.0),))))

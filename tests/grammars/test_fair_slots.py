@@ -2,14 +2,14 @@
 
 import asyncio
 
-from semspec.grammars.turns import Turns
+from semspec.grammars.fair_slots import FairSlots
 
 
 class Work:
     """Work of several owners that ends when the test says so."""
 
     def __init__(self, num_slots: int = 2) -> None:
-        self.turns = Turns(num_slots)
+        self.turns = FairSlots(num_slots)
         self.begun: list[str] = []
         self.ends: dict[str, asyncio.Event] = {}
         self.tasks: dict[str, asyncio.Task[None]] = {}
@@ -25,7 +25,7 @@ class Work:
         await settled()
 
     async def _run(self, name: str) -> None:
-        async with self.turns.taken(name.partition("-")[0]):
+        async with self.turns.hold(name.partition("-")[0]):
             self.begun.append(name)
             await self.ends[name].wait()
 

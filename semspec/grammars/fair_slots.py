@@ -1,4 +1,4 @@
-"""Slots that several owners share."""
+"""Slots for costly work, shared fairly by several owners."""
 
 import asyncio
 from collections import Counter, OrderedDict, deque
@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 
-class Turns:
-    """Slots for work that takes seconds. Owners take turns, and one slot is kept from the owner that holds the others,
-    so that a newcomer starts at once next to one busy owner.
+class FairSlots:
+    """A semaphore whose owners take turns.
 
-    State changes contain no await, so they are atomic on the event loop.
+    No owner holds all slots, so that another owner can start at once next to a busy one. State changes contain no
+    await, so they are atomic on the event loop.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -18,11 +18,11 @@ class Turns:
         self._num_slots, self._max_per_owner = num_slots, num_slots - 1
         self._running: Counter[str] = Counter()
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
-        """Waiters of each owner, in order of arrival; the owner whose turn is next comes first."""
+        """Waiters of each owner, in order of arrival; the owner who is next comes first."""
 
     @asynccontextmanager
-    async def taken(self, owner: str) -> AsyncIterator[None]:
-        """Hold a slot for `owner`, waiting if needed."""
+    async def hold(self, owner: str) -> AsyncIterator[None]:
+        """Hold a slot for `owner` in the block, after waiting for it."""
         waiter = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(owner, deque()).append(waiter)
         self._assign()
@@ -37,8 +37,8 @@ class Turns:
             self._assign()
 
     def _assign(self) -> None:
-        """Give free slots to waiters."""
-        while self._running.total() < self._num_slots and (owner := self._next()) is not None:
+        """Give free slots to waiters, one owner after another."""
+        while self._running.total() < self._num_slots and (owner := self._next_owner()) is not None:
             waiters = self._waiting.pop(owner)
             waiter = waiters.popleft()
             if waiters:
@@ -48,7 +48,7 @@ class Turns:
                 waiter.set_result(None)
         self._running += Counter()  # forgets owners without a slot
 
-    def _next(self) -> str | None:
+    def _next_owner(self) -> str | None:
         return next(
             (owner for owner in self._waiting if self._running[owner] < self._max_per_owner), None
         )
