@@ -139,14 +139,8 @@ class ModelTokenizer:
             conversation = (
                 prompt if isinstance(prompt, Conversation) else Conversation(tuple(prompt))
             )
-            messages, tools, variables = (
-                conversation.messages,
-                conversation.tools,
-                conversation.variables,
-            )
-            num_characters = sum(len(one.content) + len(one.tool_calls) for one in messages)
-            self.check_length(num_characters + len(tools) + len(variables), "messages")
-            text = render(self.raw, messages, self.info.model, tools, variables)
+            self.check_length(conversation.num_characters, "messages")
+            text = render(self.raw, conversation, self.info.model)
             ids = self.ids_of(text)
         if not text.strip() or not ids:
             raise InvalidRequest(

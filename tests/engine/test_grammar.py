@@ -241,7 +241,7 @@ FUNCTIONS: list[dict[str, Any]] = [
 async def test_calls_have_the_form_that_is_read(
     engine: TransformersEngine, is_required: bool
 ) -> None:
-    tools = json.dumps([{"type": "function", "function": function} for function in FUNCTIONS])
+    tools = tuple({"type": "function", "function": function} for function in FUNCTIONS)
     piece = await engine.encode(Conversation((Message("user", PROMPT),), tools))
     assert "look" in piece.text and "count" in piece.text
     grammar = of_output(tools_grammar(FUNCTIONS, is_required, False, ["", ""]), "<think>")

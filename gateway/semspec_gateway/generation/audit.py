@@ -61,10 +61,8 @@ class Case:
     @cached_property
     def num_bytes(self) -> int:
         """Approximate memory in bytes."""
-        messages = sum(
-            len(message.content) + len(message.tool_calls) for message in self.request.messages
-        )
-        return 4 * messages + sum(piece.num_bytes for piece in self.context.pieces)
+        num_characters = sum(message.num_characters for message in self.request.messages)
+        return 4 * num_characters + sum(piece.num_bytes for piece in self.context.pieces)
 
     @property
     def alternatives(self) -> Alternatives:

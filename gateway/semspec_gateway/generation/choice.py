@@ -231,7 +231,7 @@ class Choice:
     @property
     def answer(self) -> Message:
         """The assistant's turn."""
-        return Message("assistant", self.seen.content, self.seen.calls_json)
+        return Message("assistant", self.seen.content, self.seen.calls)
 
     @property
     def logprobs(self) -> tuple[TokenLogprob, ...] | None:

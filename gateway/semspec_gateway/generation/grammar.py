@@ -5,17 +5,15 @@ They are texts in llguidance's Lark syntax and define the rule `answer`; `of_out
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from semspec.errors import InvalidField
 from semspec.grammars.compiler import Compiler
 from semspec.reasoning import expected_form, opened_form
+from semspec.types import JsonObject
 from semspec_gateway.generation.parsers import CALL, END_OF_CALL, beginning_of_call
 
-Json = Mapping[str, Any]
-
-ANY_OBJECT: Json = {"type": "object"}
+ANY_OBJECT: JsonObject = {"type": "object"}
 
 _COMPACT = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 """White space in JSON: none but a space after a separator, since some models go on with it until their budget ends."""
@@ -40,7 +38,7 @@ async def check_grammar(grammar: str, compiler: Compiler, owner: str) -> None:
     raise InvalidField(reason, field)
 
 
-def json_grammar(schema: Json, is_strict: bool, field: str) -> str:
+def json_grammar(schema: JsonObject, is_strict: bool, field: str) -> str:
     """JSON that is valid by `schema`. Not `is_strict`: keywords that cannot be held are ignored."""
     return _rule("answer", _json(schema, is_strict), field)
 
@@ -56,7 +54,7 @@ def regex_grammar(regex: str, field: str) -> str:
 
 
 def tools_grammar(
-    functions: Sequence[Json], is_required: bool, is_parallel: bool, fields: Sequence[str]
+    functions: Sequence[JsonObject], is_required: bool, is_parallel: bool, fields: Sequence[str]
 ) -> str:
     """Calls of `functions`, OpenAI's objects, with a text before them or alone unless a call is required.
 
@@ -128,7 +126,7 @@ def _rule(name: str, rule: str, field: str) -> str:
     return f"// {field}\n{name}: {rule}\n"
 
 
-def _json(schema: Json, is_strict: bool) -> str:
+def _json(schema: JsonObject, is_strict: bool) -> str:
     options = {**_COMPACT, "lenient": not is_strict, "coerce_one_of": not is_strict}
     return f"%json {json.dumps({**schema, 'x-guidance': options}, ensure_ascii=False)}"
 

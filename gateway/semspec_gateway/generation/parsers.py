@@ -4,31 +4,12 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from semspec.reasoning import Parts, ReasoningParser, unfinished
 from semspec.stops import StopSearch
+from semspec.types import ToolCall
 
 CALL, END_OF_CALL = "<tool_call>", "</tool_call>"
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """A call of a tool."""
-
-    id: str
-    name: str
-    arguments: str
-    """JSON text."""
-
-    @property
-    def openai(self) -> dict[str, Any]:
-        """The call as OpenAI's API has it."""
-        return {
-            "id": self.id,
-            "type": "function",
-            "function": {"name": self.name, "arguments": self.arguments},
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +24,6 @@ class Delta:
         return Delta(
             self.reasoning + other.reasoning, self.content + other.content, self.calls + other.calls
         )
-
-    @property
-    def calls_json(self) -> str:
-        """The calls as in `Message.tool_calls`."""
-        return json.dumps([call.openai for call in self.calls]) if self.calls else ""
 
 
 class StopChecker:

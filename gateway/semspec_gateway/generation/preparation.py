@@ -1,7 +1,6 @@
 """What comes before a generation: services checked, grammar compiled, prompts tokenized, budget set."""
 
 import asyncio
-import json
 import math
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -143,11 +142,7 @@ class Preparation:
         first = (Message("system", request.instructions),) if request.instructions else ()
         prompt: Prompt = (*first, *turns, *given) if isinstance(given, tuple) else given
         if (request.tools or request.variables) and isinstance(prompt, tuple):
-            prompt = Conversation(
-                prompt,
-                json.dumps(request.tools, ensure_ascii=False) if request.tools else "",
-                json.dumps(request.variables) if request.variables else "",
-            )
+            prompt = Conversation(prompt, request.tools, request.variables)
         backends = served.pinned
         encoded = asyncio.ensure_future(
             self.tokenized(lambda: backends.target.encode(prompt), "prompt")

@@ -23,6 +23,7 @@ from semspec.records import Body
 from semspec.types import (
     NO_PENALTIES,
     Context,
+    JsonObject,
     Message,
     OperatingPoint,
     Penalties,
@@ -199,9 +200,9 @@ class ClientRequest:
     """Whether the stop sequence that ends a text stays in it."""
     instructions: str = ""
     """A system message before all others, that a response which follows this one does not inherit."""
-    tools: tuple[Mapping[str, Any], ...] = ()
+    tools: tuple[JsonObject, ...] = ()
     """Tools that the model may call, in OpenAI's format. With them, calls are split off the text."""
-    variables: Mapping[str, Any] = field(default_factory=dict)
+    variables: JsonObject = field(default_factory=dict)
     """Variables of the chat template, each a scalar."""
     is_kept: bool = True
     """False: routes do not give the answer by its id once it has ended."""

@@ -13,7 +13,7 @@ from functools import partial
 
 from semspec.background import Background
 from semspec.errors import Cancelled, Conflict, SemspecError, Unavailable
-from semspec.types import Message
+from semspec.types import Message, calls_json
 from semspec_gateway.store.store import FIRST_FENCE, OVERHEAD_BYTES, Store, stored_name
 
 SESSION_LEASE_S = 30.0
@@ -26,7 +26,8 @@ _log = logging.getLogger(__name__)
 
 def turn_bytes(turn: Message) -> int:
     """Bytes of a turn's texts."""
-    return len("".join((turn.content, turn.tool_calls, turn.tool_call_id, turn.name)).encode())
+    calls = calls_json(turn.tool_calls)
+    return len("".join((turn.content, calls, turn.tool_call_id, turn.name)).encode())
 
 
 @dataclass(frozen=True, slots=True)

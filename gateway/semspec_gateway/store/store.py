@@ -38,7 +38,7 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from semspec.errors import Cancelled, Conflict, NotFound, SemspecError, Unavailable
-from semspec.types import Message
+from semspec.types import Message, calls_json, read_calls
 from semspec_gateway.settings import GatewaySettings
 from semspec_gateway.store.sharing import Shared
 
@@ -309,7 +309,7 @@ class Store:
         turns = await self._run("claim", session, token, int(lease_s * 1000))
         try:
             with reading(f"session {session}"):
-                return tuple(map(_MESSAGE.validate_json, turns[1:]))
+                return tuple(map(_read_turn, turns[1:]))
         except Unavailable:
             await self.release(session, token)  # so that its owner can delete it at once
             raise
@@ -321,7 +321,7 @@ class Store:
             "read", self._client.lrange(_key("session", session, "turns"), 0, -1), subject
         )
         with reading(subject):
-            return tuple(map(_MESSAGE.validate_json, lines))
+            return tuple(map(_read_turn, lines))
 
     async def forget(self, session: str, owner: str) -> None:
         """Delete the turns of an owner's session. Raises: Conflict while a generation has it; NotFound, Unavailable."""
@@ -358,7 +358,7 @@ class Store:
         self, session: str, token: str, version: int, turns: Sequence[Message]
     ) -> None:
         """Append turns after the first `version` ones and release the session. Raises: Conflict, Unavailable."""
-        lines = [json.dumps(asdict(turn)) for turn in turns]
+        lines = map(_write_turn, turns)
         await self._run("commit", session, token, version, self._ttl_s, *lines)
 
     async def release(self, session: str, token: str) -> None:
@@ -407,6 +407,18 @@ class Store:
             if operation:
                 self.on_failure(operation)
             raise _failure(error, subject) from error
+
+
+def _write_turn(turn: Message) -> str:
+    """Write a session's turn, its calls in OpenAI's format."""
+    return json.dumps({**asdict(turn), "tool_calls": calls_json(turn.tool_calls)})
+
+
+def _read_turn(line: str) -> Message:
+    fields = json.loads(line)
+    return _MESSAGE.validate_python(
+        {**fields, "tool_calls": read_calls(fields.get("tool_calls", ""))}
+    )
 
 
 def _failure(error: Exception, subject: str) -> Unavailable:

@@ -6,9 +6,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
+from semspec import types
 from semspec.errors import InvalidRequest
 from semspec.grammars.limits import check_schema
-from semspec.types import Message, Role
+from semspec.types import JsonObject, Message, Role
 from semspec_gateway.api.shared.requests import (
     CACHE_LABELS,
     MESSAGE_DEFAULTS,
@@ -145,10 +146,9 @@ class ToolCall(CompatibleRequestModel):
     function: FunctionCall
 
     @property
-    def openai(self) -> dict[str, Any]:
-        """The call as `Message.tool_calls` has it; without an id if it has none."""
-        fields = {"type": "function", "function": self.function.model_dump()}
-        return {"id": self.id, **fields} if self.id else fields
+    def call(self) -> types.ToolCall:
+        """The call as a message has it."""
+        return types.ToolCall(self.id or "", self.function.name, self.function.arguments)
 
 
 class ChatMessage(CompatibleRequestModel):
@@ -200,7 +200,7 @@ class ChatMessage(CompatibleRequestModel):
         return Message(
             role="tool" if self.role == "function" else self.role,
             content=joined(self.content or self.refusal or ""),
-            tool_calls=json.dumps([call.openai for call in calls]) if calls else "",
+            tool_calls=tuple(call.call for call in calls),
             tool_call_id=name if self.role == "function" else call_id,
             name=name,
         )
@@ -399,7 +399,7 @@ def answer_grammar(
     )
 
 
-def template_tools(functions: Sequence[Function]) -> tuple[dict[str, Any], ...]:
+def template_tools(functions: Sequence[Function]) -> tuple[JsonObject, ...]:
     """The functions as a chat template takes them."""
     fields = {"name", "description", "parameters"}
     return tuple(

@@ -9,7 +9,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel
 
 from semspec.errors import Conflict, InvalidRequest, NotFound
-from semspec.types import FinishReason, Message
+from semspec.types import FinishReason, Message, ToolCall
 from semspec_gateway.api.openai import responses_answers as bodies
 from semspec_gateway.api.openai.responses_requests import (
     ResponseOptions,
@@ -24,7 +24,7 @@ from semspec_gateway.api.shared.middleware import OwnerOf, owner_of
 from semspec_gateway.api.shared.resources import GenerationId, owned
 from semspec_gateway.api.shared.responder import Responder
 from semspec_gateway.generation.choice import Choice, Ended, Kept, Written
-from semspec_gateway.generation.parsers import Delta, ToolCall
+from semspec_gateway.generation.parsers import Delta
 from semspec_gateway.generation.request import GenerationRequest
 from semspec_gateway.generation.stored import stored_choice, stored_trace
 from semspec_gateway.generation.usage import usage

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from semspec.decoding import Strategy
 from semspec.errors import InvalidField, InvalidRequest, NotFound, SemspecError
-from semspec.types import Acceptance, Segmentation
+from semspec.types import Acceptance, JsonObject, Segmentation
 from semspec_gateway.api.shared.requests import GenerationBody, TextRequest
 from semspec_gateway.generation.audit import Audit
 from semspec_gateway.generation.preparation import (
@@ -71,9 +71,7 @@ def naming(fields: Mapping[str, str]) -> Iterator[None]:
         raise error.about(field) from error
 
 
-def variables_of(
-    given: Mapping[str, Any] | None, effort: str | None, field: str
-) -> Mapping[str, Any]:
+def variables_of(given: JsonObject | None, effort: str | None, field: str) -> JsonObject:
     """The chat template's variables; `field` sets the effort. Raises: InvalidRequest when that is given twice."""
     if effort is None:
         return given or {}
