@@ -184,8 +184,6 @@ class Generations:
                 id, {**meta, **await self.leases.store.state(id)}, first.served, request
             )
         except NotFound:
-            if "request" not in meta:  # stored by version 0.2
-                raise
             choice = stored_choice(id, {**meta, "index": str(index)}, first.served, request)
             await self.leases.journal(id, _account(request), asyncio.Event()).begin(
                 stored_fields(choice)

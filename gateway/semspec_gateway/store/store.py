@@ -258,8 +258,8 @@ class Store:
         Raises: NotFound, Unavailable.
         """
         state = await self.state(generation)
-        if (request := state.get("request")) is None:  # stored by version 0.2
-            return state
+        with reading(f"generation {generation}"):
+            request = state["request"]
 
         async def read() -> dict[str, str]:
             call = self._client.hgetall(_key("generation", request, "request"))

@@ -30,7 +30,6 @@ from semspec_gateway.api.shared.responder import Responder
 from semspec_gateway.generation.choice import Place
 from semspec_gateway.generation.request import Parameters
 from semspec_gateway.generation.stored import (
-    prompt_fields,
     stored_access,
     stored_prompts,
     stored_request,
@@ -321,30 +320,25 @@ def _public(id: str, meta: Mapping[str, str], strategies: Strategies) -> StoredG
     request = stored_request(id, meta, strategies)
     with reading(f"generation {id}"):
         index = int(meta["index"])
-        generation = request.generation(index, *stored_prompts(request, index, meta))
-        asked = {
+        prompts, max_tokens = stored_prompts(request, index, meta)
+        generation = request.generation(index, prompts, max_tokens)
+        fields = {
+            "id": id,
+            "object": "generation",
+            "status": meta["status"],
             "created": request.created,
             "model": request.model,
+            "seed": generation.sampling.seed,
             "session": request.session,
-            "parameters": Parameters.of(generation, request.strictness),
-        }
-        texts = {**meta, **prompt_fields(request, index, meta)}
-        parsed = {
-            name: json.loads(texts.get(name) or "null")
-            for name in ("models", "prompt", "draft_prompt", "usage")
-        }
-        state = {
             "finish_reason": meta.get("finish_reason"),
             "degraded": json.loads(meta.get("degraded", "false")),
+            "parameters": Parameters.of(generation, request.strictness),
+            "models": json.loads(meta["models"]),
+            "prompt": prompts.target,
+            "draft_prompt": prompts.draft,
+            "usage": json.loads(meta.get("usage", "null")),
         }
-        fields = {
-            **asked,
-            **parsed,
-            **state,
-            "seed": generation.sampling.seed,
-            "status": meta["status"],
-        }
-        return StoredGeneration.model_validate({"id": id, "object": "generation", **fields})
+        return StoredGeneration.model_validate(fields, from_attributes=True)
 
 
 def _missing(id: str) -> NotFound:
