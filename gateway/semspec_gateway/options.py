@@ -14,7 +14,7 @@ from pydantic import (
 
 from semspec.decoding import PREFERRED, STRATEGIES, Options, RetrievalOptions
 from semspec.decoding.generation import RewriteName
-from semspec.errors import InvalidRequest, Mismatch
+from semspec.errors import InvalidRequest, InvalidValue, Mismatch
 from semspec.files import first_error
 from semspec.release import Release
 from semspec.types import (
@@ -61,8 +61,9 @@ class RequestModel(BaseModel):
     @classmethod
     def _has_few_fields(cls, values: Any) -> Any:
         if isinstance(values, dict) and len(values) > MAX_FIELDS:
-            raise ValueError(
-                f"it should have at most {MAX_FIELDS} fields, not {len(values)}; leave some out"
+            raise InvalidValue(
+                f"it should have at most {MAX_FIELDS} fields, not {len(values)}",
+                remedy="leave some out",
             )
         return values
 
@@ -77,8 +78,9 @@ class AcceptanceOptions(RequestModel):
     @model_validator(mode="after")
     def _threshold_is_used(self) -> Self:
         if self.rule == "sample" and self.threshold is not None:
-            raise ValueError(
-                "the rule 'sample' takes no threshold; leave it out or set rule to 'threshold'"
+            raise InvalidValue(
+                "the rule 'sample' takes no threshold",
+                remedy="leave it out or set rule to 'threshold'",
             )
         return self
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from semspec import types
-from semspec.errors import InvalidRequest
+from semspec.errors import InvalidRequest, InvalidValue
 from semspec.grammars.limits import check_schema
 from semspec.types import JsonObject, Message, Role
 from semspec_gateway.api.shared.requests import (
@@ -110,8 +110,9 @@ Arguments = Annotated[
 
 def _require_function(kind: object) -> object:
     if kind != "function":
-        raise ValueError(
-            "Input should be 'function', the only type of tools that is served; leave out other tools"
+        raise InvalidValue(
+            "Input should be 'function', the only type of tools that is served",
+            remedy="leave out other tools",
         )
     return kind
 
@@ -182,13 +183,15 @@ class ChatMessage(CompatibleRequestModel):
                 "only an assistant's message has tool_calls, a function_call or a refusal"
             )
         if self.tool_calls and self.function_call:
-            raise ValueError("function_call is the older name of tool_calls; give one of them")
+            raise InvalidValue(
+                "function_call is the older name of tool_calls", remedy="give one of them"
+            )
         if self.tool_call_id is not None and self.role != "tool":
             raise ValueError("only a tool's message has a tool_call_id")
         if self.role == "function" and not self.name:
             raise ValueError("a function's message needs the function's name")
         if self.content is None and self.role not in ("assistant", "function"):
-            raise ValueError("content is missing; send a text, or a list of text parts")
+            raise InvalidValue("content is missing", remedy="send a text, or a list of text parts")
         return self
 
     @property

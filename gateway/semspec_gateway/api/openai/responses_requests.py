@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
+from semspec.errors import InvalidValue
 from semspec.types import Message, Role
 from semspec_gateway.api.openai.requests import (
     MAX_TOOLS,
@@ -77,8 +78,9 @@ InputContent = Annotated[
 
 def _require_message(kind: object) -> object:
     if kind != "message":
-        raise ValueError(
-            f"Input should be 'message', {', '.join(map(repr, ITEMS))}; leave out other items"
+        raise InvalidValue(
+            f"Input should be 'message', {', '.join(map(repr, ITEMS))}",
+            remedy="leave out other items",
         )
     return kind
 
@@ -97,7 +99,7 @@ class InputMessage(CompatibleRequestModel):
     @model_validator(mode="after")
     def _has_content(self) -> Self:
         if self.content is None and self.role != "assistant":
-            raise ValueError("content is missing; send a text, or a list of text parts")
+            raise InvalidValue("content is missing", remedy="send a text, or a list of text parts")
         return self
 
 

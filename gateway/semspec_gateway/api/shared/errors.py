@@ -18,6 +18,7 @@ from semspec.errors import (
     InternalError,
     InvalidField,
     InvalidRequest,
+    InvalidValue,
     Mismatch,
     NotFound,
     Overloaded,
@@ -197,5 +198,10 @@ def _invalid(details: Sequence[Any]) -> InvalidRequest:
         known = is_known(str(field).rpartition(".")[2])
         reason = "is not supported with this value" if known else "is not a field of this API"
         return InvalidRequest(f"{field} {reason}", field, remedy="leave it out")
-    reason = str(first["ctx"]["error"]) if first["type"] == "value_error" else first["msg"]
-    return InvalidField(reason, field) if field else InvalidRequest(f"the body: {reason}")
+    error = first["ctx"]["error"] if first["type"] == "value_error" else first["msg"]
+    message, remedy = str(error), ""
+    if isinstance(error, InvalidValue):
+        message, remedy = error.message, error.remedy
+    if field is None:
+        return InvalidRequest(f"the body: {message}", remedy=remedy)
+    return InvalidField(message, field, remedy=remedy)

@@ -18,7 +18,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema
 
-from semspec.errors import is_utf8
+from semspec.errors import InvalidValue, is_utf8
 from semspec.types import LEAST_REPETITION, SamplingParams
 from semspec_gateway.api.shared.json_size import JsonSize, size_of
 from semspec_gateway.options import (
@@ -308,8 +308,9 @@ class SemspecOptions(StrategyOptions):
     @model_validator(mode="after")
     def _one_rule(self) -> Self:
         if self.strictness is not None and self.acceptance != AcceptanceOptions():
-            raise ValueError(
-                "strictness chooses the acceptance rule; give one of strictness and acceptance"
+            raise InvalidValue(
+                "strictness chooses the acceptance rule",
+                remedy="give one of strictness and acceptance",
             )
         return self
 
