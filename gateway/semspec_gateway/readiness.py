@@ -5,7 +5,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -15,7 +15,7 @@ from semspec.errors import Mismatch, SemspecError, Unavailable
 from semspec.types import ModelInfo, VerifierInfo
 from semspec_gateway.metrics import POOLED, Metrics
 from semspec_gateway.releases import load_served_release
-from semspec_gateway.served import Served, Status, describe, mismatch
+from semspec_gateway.served import Served, mismatch
 from semspec_gateway.settings import GatewaySettings
 from semspec_gateway.store.store import Store
 
@@ -26,6 +26,31 @@ HANDSHAKE_INTERVAL_S = 10.0
 RECHECK_S = 1.0
 """Seconds between handshakes while a service is missing."""
 _HANDSHAKE = TypeAdapter(tuple[ModelInfo, ModelInfo, VerifierInfo])
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """The result of the last handshake."""
+
+    served: Served | None
+    """None until the first handshake that succeeded in full."""
+    error: SemspecError | None
+    """Why no generation can be served now."""
+    missing: SemspecError | None = None
+    """Which service is unavailable while the target generates alone."""
+    store: SemspecError | None = None
+    """Why nothing is stored in Redis; generations continue without it."""
+
+
+def describe(status: Status, reason: Callable[[SemspecError], str] | None = str) -> str:
+    """The status in one line, each error by its `reason`; None: without the reasons of what is missing."""
+    if status.error is not None:
+        return (reason or str)(status.error)
+    if status.served is None:
+        return "no handshake yet"
+    losses = {"with the target alone": status.missing, "without Redis": status.store}
+    parts = [f"{name}: {reason(loss)}" if reason else name for name, loss in losses.items() if loss]
+    return ", ".join(["ready", *parts])
 
 
 class Readiness:

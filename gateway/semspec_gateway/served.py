@@ -1,12 +1,12 @@
-"""What is served: the models and probes of a handshake, whether they match, and what they support."""
+"""The served pair: its models and probes, whether they match, and which strategies they support."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Protocol, Self, runtime_checkable
 
 from semspec.decoding import PREFERRED, STRATEGIES, Backends, Strategies, Strategy
 from semspec.decoding.likelihood.calibration import Calibration
-from semspec.errors import Mismatch, SemspecError
+from semspec.errors import Mismatch
 from semspec.types import (
     MIN_CONTEXT_TOKENS,
     STATE_CONVENTION,
@@ -229,31 +229,6 @@ class Served:
     def _models(self, writers: Iterable[Writer]) -> list[ModelInfo]:
         models = {Writer.DRAFT: self.draft, Writer.TARGET: self.target}
         return [models[writer] for writer in writers]
-
-
-@dataclass(frozen=True, slots=True)
-class Status:
-    """The result of the last handshake."""
-
-    served: Served | None
-    """None until the first handshake that succeeded in full."""
-    error: SemspecError | None
-    """Why no generation can be served now."""
-    missing: SemspecError | None = None
-    """Which service is unavailable while the target generates alone."""
-    store: SemspecError | None = None
-    """Why nothing is stored in Redis; generations continue without it."""
-
-
-def describe(status: Status, reason: Callable[[SemspecError], str] | None = str) -> str:
-    """The status in one line, each error by its `reason`; None: without the reasons of what is missing."""
-    if status.error is not None:
-        return (reason or str)(status.error)
-    if status.served is None:
-        return "no handshake yet"
-    losses = {"with the target alone": status.missing, "without Redis": status.store}
-    parts = [f"{name}: {reason(loss)}" if reason else name for name, loss in losses.items() if loss]
-    return ", ".join(["ready", *parts])
 
 
 def mismatch(served: Served, settings: GatewaySettings) -> Mismatch | None:

@@ -12,7 +12,8 @@ from semspec.errors import Mismatch, Unavailable
 from semspec.rpc.pool import Pool
 from semspec.types import ModelInfo, ProbeProjections, Segmentation, Writer
 from semspec_gateway.metrics import Metrics
-from semspec_gateway.served import Served, describe, mismatch
+from semspec_gateway.readiness import describe
+from semspec_gateway.served import Served, mismatch
 from tests.helpers.gateway import (
     GatewayFactory,
     assert_error,

@@ -2,13 +2,11 @@
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import replace
-from operator import attrgetter
 from typing import TypeVar
 
-from semspec.decoding import Prompts, Strategy, Target, prompts_of
+from semspec.decoding import Prompts, Target, prompts_of
 from semspec.errors import (
     ContextTooLong,
     DeadlineExceeded,
@@ -24,7 +22,6 @@ from semspec.types import (
     Context,
     Conversation,
     Message,
-    Penalties,
     Piece,
     Prompt,
     Segment,
@@ -37,12 +34,9 @@ from semspec_gateway.generation.grammar import check_grammar
 from semspec_gateway.generation.request import (
     GenerationRequest,
     RequestPrompt,
-    Setting,
-    at_strictness,
 )
-from semspec_gateway.generation.runner import broken_target
+from semspec_gateway.generation.target_faults import broken_target
 from semspec_gateway.metrics import Metrics
-from semspec_gateway.options import Defaults
 from semspec_gateway.readiness import Readiness
 from semspec_gateway.served import Served
 from semspec_gateway.settings import GatewaySettings
@@ -200,172 +194,6 @@ async def _mean_log_probability_of_json(target: Target) -> float:
     segment = Segment(JSON_TEXT, (), "", Writer.TARGET, SegmentEnd.BOUNDARY)
     [score] = await target.score(Context((before,)), [segment])
     return score.surprisal[SURPRISAL_FEATURES.index("mean_log_probability")]
-
-
-def check(request: GenerationRequest, served: Served) -> None:
-    """Raises: InvalidRequest if the services do not support the request; `naming` makes a field of its parameter."""
-    if refusal := next(_refusals(request, served), None):
-        raise refusal
-
-
-def _refusals(request: GenerationRequest, served: Served) -> Iterator[InvalidRequest]:
-    """What the services do not support."""
-    strategy, penalties, target = request.strategy, request.penalties, served.target
-    writers = served.writers(strategy)
-    if request.segmentation not in (supported := served.segmentations(strategy)):
-        name, names = request.segmentation.value, ", ".join(sorted(supported))
-        yield InvalidRequest(
-            f"the services do not support the segmentation {name!r} for this strategy, only: {names}",
-            "segmentation",
-        )
-    is_held = strategy.supports_grammars or (
-        request.answer_strategy and not strategy.verifies_tokens
-    )
-    if request.grammar and not is_held:
-        message = (
-            f"the strategy {strategy.name!r} judges what is written, and cannot hold it to a format"
-        )
-        remedy = (
-            "or choose 'target'"
-            if strategy.verifies_tokens
-            else "choose 'target', or send exact_answer"
-        )
-        yield InvalidRequest(message, "strategy", remedy=f"leave it out, {remedy}")
-    if request.grammar and (unable := [one.model for one in writers if not one.supports_grammars]):
-        reason = "it needs a vocabulary that spells any text, and no server that writes for a model"
-        message = f"{unable[0]} cannot be held to a format: {reason}"
-        yield InvalidField(message, GRAMMAR, remedy="leave it out")
-    if request.thinking_token_budget is not None and request.num_logprobs is not None:
-        message = "a reasoning that is ended has no logprobs there"
-        yield InvalidField(message, "thinking_token_budget", remedy="leave out one of them")
-    if request.min_tokens and (strategy.verifies_tokens or request.grammar):
-        place = "neither in a format nor with a strategy that verifies tokens"
-        yield InvalidRequest(
-            f"min_tokens, ignore_eos: the end cannot be put off {place}",
-            "min_tokens",
-            remedy="leave them out",
-        )
-    if request.min_tokens and not all(one.supports_penalties for one in writers):
-        yield InvalidRequest(
-            "min_tokens, ignore_eos: a server writes for one of the models",
-            "min_tokens",
-            remedy="leave them out",
-        )
-    if request.sampling.min_p and not all(one.supports_min_p for one in writers):
-        message = "a server writes for one of the models that may not know it"
-        yield InvalidField(message, "min_p", remedy="leave it out")
-    if not (penalties.is_neutral or strategy.supports_grammars):
-        message = f"the strategy {strategy.name!r} judges or verifies drafts by the models' own probabilities"
-        yield InvalidRequest(
-            f"{message}, not by penalised ones",
-            "strategy",
-            remedy=f"leave out {' and '.join(_fields_of(penalties))}, or choose 'target'",
-        )
-    if not penalties.is_neutral and (
-        unable := [one.model for one in writers if not one.supports_penalties]
-    ):
-        message = f"{unable[0]} takes no penalties, as a server writes for one of the models"
-        first, *_ = fields = _fields_of(penalties)
-        yield InvalidField(message, first, remedy=f"leave out {' and '.join(fields)}")
-    if (
-        penalties.logit_bias
-        and Writer.DRAFT in strategy.writers
-        and served.draft.tokenizer != target.tokenizer
-    ):
-        yield InvalidField(
-            "draft and target have other token ids",
-            "logit_bias",
-            remedy="leave it out, or choose 'target'",
-        )
-    last = max((token for token, _ in penalties.logit_bias), default=-1)
-    smallest = min(writers, key=attrgetter("num_token_ids"))
-    if last >= smallest.num_token_ids:
-        message = (
-            f"{last} is no token of {smallest.model}, whose ids are below {smallest.num_token_ids}"
-        )
-        yield InvalidField(message, "logit_bias", remedy="POST /tokenize tells those of a text")
-    for name in request.variables:
-        if name not in target.template_variables:
-            field, known = (
-                f"chat_template_kwargs.{name}",
-                ", ".join(target.template_variables) or "none",
-            )
-            message = f"the chat template of {target.model} has no variable {name!r} that a request may set"
-            yield InvalidField(message, field, remedy=f"leave it out (it has: {known})")
-
-
-def _fields_of(penalties: Penalties) -> list[str]:
-    """Return the fields of a request that set `penalties`."""
-    values = {
-        "presence_penalty": penalties.presence,
-        "frequency_penalty": penalties.frequency,
-        "repetition_penalty": penalties.repetition - 1,
-        "logit_bias": penalties.logit_bias,
-    }
-    return [name for name, value in values.items() if value]
-
-
-def check_strategy(strategy: Strategy, served: Served, defaults: Defaults) -> None:
-    """Check that the pair supports `strategy`; `defaults`: the options of other requests.
-
-    Raises: InvalidRequest, which names the strategy, or its option, that is not supported, and what is.
-    """
-    if (reason := served.unsupported_reason(strategy)) is None:
-        return
-    plain = replace(strategy.options, rewrite="target", probes="")
-    parameter = "rewrite" if strategy.verifies_tokens else "probes"
-    if served.unsupported_reason(served.strategies[strategy.name](plain)) is not None:
-        parameter = "strategy"
-    raise InvalidRequest(
-        reason.message,
-        parameter,
-        remedy=f"{reason.remedy}; {served.support(defaults)}",
-        operator_hint=reason.operator_hint,
-    )
-
-
-def supported_logprobs(
-    num_logprobs: int | None, is_optional: bool, strategy: Strategy, served: Served
-) -> int | None:
-    """`num_logprobs`, or none where they are optional and the strategy has none. Raises: InvalidRequest."""
-    if num_logprobs is None or served.supports_logprobs(strategy):
-        return num_logprobs
-    if is_optional:
-        return None
-    raise InvalidField(
-        f"the strategy {strategy.name!r} has no logprobs",
-        "logprobs",
-        remedy="leave it out, or choose another strategy",
-    )
-
-
-def answer_strategy(
-    strategy: Strategy, served: Served, needs_generate: bool = False
-) -> Strategy | None:
-    """The strategy that writes an exact answer: token-level speculation where the pair allows it, else the target
-    alone; None where `strategy` is exact itself.
-
-    `needs_generate`: logprobs, a grammar, penalties or `min_tokens` are asked for, which need `generate`.
-    Raises: InvalidRequest when an option is beyond the limits of token-level speculation.
-    """
-    if strategy.is_exact:
-        return None
-    if not needs_generate and (verified := served.strategies.get("token-level")):
-        answer = verified(strategy.options)
-        if served.unsupported_reason(answer) is None:
-            return answer
-    return served.strategies["target"](strategy.options)
-
-
-def setting_at(strictness: float, strategy: Strategy, served: Served) -> Setting:
-    """The threshold that a strictness selects. Raises: InvalidRequest."""
-    if strategy.needs_calibration and served.likelihood is not None:
-        return at_strictness(strictness, served.likelihood.curve)
-    if not strategy.is_judged_by_main_probes:
-        message = f"strictness needs the pair's own probes, which the strategy {strategy.name!r} does not use"
-        remedy = "leave it out, or choose 'semantic' and no probes"
-        raise InvalidRequest(message, "strictness", remedy=remedy)
-    return at_strictness(strictness, served.verifier.operating_points)
 
 
 def check_session_size(

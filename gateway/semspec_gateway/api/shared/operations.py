@@ -19,8 +19,7 @@ from semspec.types import ModelInfo, VerifierInfo
 from semspec_gateway.api.shared.document import errors
 from semspec_gateway.api.shared.middleware import OwnerOf, is_anonymous
 from semspec_gateway.metrics import Metrics
-from semspec_gateway.readiness import Readiness
-from semspec_gateway.served import describe
+from semspec_gateway.readiness import Readiness, describe
 from semspec_gateway.settings import GatewaySettings
 from semspec_gateway.store.store import Store
 

@@ -12,14 +12,14 @@ from semspec.errors import InvalidField, InvalidRequest, NotFound, SemspecError
 from semspec.types import Acceptance, JsonObject, Segmentation
 from semspec_gateway.api.shared.requests import GenerationBody, TextRequest
 from semspec_gateway.generation.audit import Audit
-from semspec_gateway.generation.preparation import (
+from semspec_gateway.generation.request import AnswerOptions, ClientRequest, GenerationRequest
+from semspec_gateway.generation.support import (
     answer_strategy,
     check,
     check_strategy,
     setting_at,
     supported_logprobs,
 )
-from semspec_gateway.generation.request import AnswerOptions, ClientRequest, GenerationRequest
 from semspec_gateway.options import Defaults, StrategyOptions
 from semspec_gateway.readiness import Readiness
 from semspec_gateway.served import Served
