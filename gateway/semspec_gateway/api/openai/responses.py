@@ -19,9 +19,9 @@ from semspec_gateway.api.openai.responses_requests import (
 from semspec_gateway.api.shared.bodies import BodyRoute
 from semspec_gateway.api.shared.document import STORED, generating
 from semspec_gateway.api.shared.formats import Format
+from semspec_gateway.api.shared.generations import GenerationId, owned
 from semspec_gateway.api.shared.idempotency import Key
 from semspec_gateway.api.shared.middleware import OwnerOf, owner_of
-from semspec_gateway.api.shared.resources import GenerationId, owned
 from semspec_gateway.api.shared.responder import Responder
 from semspec_gateway.generation.choice import Choice, Ended, Kept, Written
 from semspec_gateway.generation.parsers import Delta

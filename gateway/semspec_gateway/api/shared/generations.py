@@ -1,6 +1,5 @@
-"""Routes and response schemas of stored generations and sessions, and of model names."""
+"""Stored generations: their routes and response schemas."""
 
-import asyncio
 import json
 from collections.abc import Mapping
 from contextlib import suppress
@@ -10,9 +9,9 @@ from fastapi import APIRouter, Header, Path, Query
 from fastapi.responses import Response
 
 from semspec.decoding import Strategies
-from semspec.errors import Conflict, NotFound
+from semspec.errors import NotFound
 from semspec.records import Body, SegmentTrace, if_any
-from semspec.types import FinishReason, Role
+from semspec.types import FinishReason
 from semspec_gateway.api.shared.answers import TokenCounts
 from semspec_gateway.api.shared.document import (
     EVENT_ID,
@@ -24,8 +23,6 @@ from semspec_gateway.api.shared.document import (
 )
 from semspec_gateway.api.shared.errors import Error, TgiError
 from semspec_gateway.api.shared.middleware import OwnerOf
-from semspec_gateway.api.shared.requests import SESSION_NAME
-from semspec_gateway.api.shared.resolver import model_names
 from semspec_gateway.api.shared.responder import Responder
 from semspec_gateway.generation.choice import Place
 from semspec_gateway.generation.request import Parameters
@@ -35,9 +32,7 @@ from semspec_gateway.generation.stored import (
     stored_request,
     stored_trace,
 )
-from semspec_gateway.readiness import Readiness
-from semspec_gateway.settings import GatewaySettings
-from semspec_gateway.store.store import Store, reading, stored_name
+from semspec_gateway.store.store import Store, reading
 
 GenerationId = Annotated[str, Path(pattern="^[A-Za-z0-9-]{1,64}$")]
 LastEventId = Annotated[str | None, Header(pattern=EVENT_ID)]
@@ -45,14 +40,6 @@ EVENTS: Responses = {
     200: {"content": stream(*STREAMED, Error, TgiError)},
     **errors(400, 404, 409, 429, 503, 504),
 }
-LISTED: Responses = {
-    200: {
-        "links": {
-            "model": {"operationId": "model", "parameters": {"name": "$response.body#/data/0/id"}}
-        }
-    }
-}
-SessionName = Annotated[str, Path(pattern=SESSION_NAME)]
 GenerationStatus = Literal["running", "finished", "failed", "cancelled", "interrupted"]
 
 
@@ -109,70 +96,7 @@ class GenerationTrace(Body):
     segments: list[SegmentTrace]
 
 
-class Turn(Body):
-    """One message of a conversation."""
-
-    role: Role
-    content: str
-
-
-class Session(Body):
-    """A stored conversation."""
-
-    id: str
-    object: Literal["session"]
-    turns: list[Turn]
-
-
-class ListedSession(Body):
-    """A conversation in the list."""
-
-    id: str
-    object: Literal["session"]
-    updated: int
-    """Seconds since 1970 of its last turn."""
-    num_turns: int
-    question: str
-    """The beginning of its first user's turn, at most 200 characters."""
-
-
-class SessionList(Body):
-    """The last conversations, the latest first."""
-
-    object: Literal["list"]
-    data: list[ListedSession]
-
-
-class SessionForgotten(Body):
-    """A deleted conversation."""
-
-    id: str
-    object: Literal["session"]
-    deleted: Literal[True]
-
-
-class ModelName(Body):
-    """A value for a request's `model`."""
-
-    id: str
-    object: Literal["model"]
-    created: int
-    owned_by: str
-    root: str
-    strategy: str
-    """Of a request with this name that names no other; empty before the first handshake."""
-
-
-class ModelNames(Body):
-    """All values for a request's `model`."""
-
-    object: Literal["list"]
-    data: list[ModelName]
-    unsupported: dict[str, str]
-    """Each strategy that the pair does not support, and what the pair lacks for it."""
-
-
-def generations(responder: Responder, store: Store) -> APIRouter:
+def router(responder: Responder, store: Store) -> APIRouter:
     """`/v1/generations`."""
     routes = APIRouter(prefix="/v1/generations", tags=["generations"])
     table = responder.resolver.readiness.table
@@ -217,91 +141,6 @@ def generations(responder: Responder, store: Store) -> APIRouter:
     return routes
 
 
-def sessions(store: Store) -> APIRouter:
-    """`/v1/sessions`: stored conversations."""
-    routes = APIRouter(prefix="/v1/sessions", tags=["sessions"])
-
-    @routes.get("", responses=errors(503))
-    async def sessions(owner: OwnerOf) -> SessionList:
-        """The owner's last conversations."""
-        found = await store.listed(owner)
-        turns = await asyncio.gather(*(store.turns(stored_name(name, owner)) for name, _ in found))
-        listed = []
-        for (name, updated), own in zip(found, turns, strict=True):
-            if own:
-                question = next((turn.content for turn in own if turn.role == "user"), "")[:200]
-                numbers = {"updated": int(updated), "num_turns": len(own)}
-                listed.append(
-                    ListedSession(id=name, object="session", question=question, **numbers)
-                )
-        return SessionList(object="list", data=listed)
-
-    @routes.get("/{id}", responses=STORED)
-    async def session(id: SessionName, owner: OwnerOf) -> Session:
-        """The turns of a conversation so far, without reasoning."""
-        turns = await store.turns(stored_name(id, owner))
-        if not turns:
-            raise _missing(id)
-        return Session.model_validate(
-            {"id": id, "object": "session", "turns": turns}, from_attributes=True
-        )
-
-    @routes.delete("/{id}", responses=errors(400, 404, 409, 503))
-    async def forget(id: SessionName, owner: OwnerOf) -> SessionForgotten:
-        """Delete a conversation; answers 409 while a request uses it."""
-        try:
-            await store.forget(id, owner)
-            await store.unlist(owner, id)
-        except NotFound:
-            raise _missing(id) from None
-        except Conflict:
-            remedy = "wait for it, or cancel its generation"
-            raise Conflict(f"session {id} is answering a request", "id", remedy=remedy) from None
-        return SessionForgotten(id=id, object="session", deleted=True)
-
-    return routes
-
-
-def models(readiness: Readiness, settings: GatewaySettings) -> APIRouter:
-    """`/v1/models`: the pair, and each strategy as a separate model, so that any client can choose one."""
-    routes = APIRouter(prefix="/v1/models", tags=["models"])
-
-    def names() -> dict[str, ModelName]:
-        root, known, default = settings.name, readiness.strategies, readiness.default_strategy
-        named = dict(zip(model_names(settings, known), (default, *known), strict=True))
-        if readiness.version:
-            named[f"{root}@{readiness.version}"] = default
-        return {
-            name: ModelName(
-                id=name, object="model", created=0, owned_by="semspec", root=root, strategy=strategy
-            )
-            for name, strategy in named.items()
-        }
-
-    @routes.get("", responses=LISTED)
-    async def models() -> ModelNames:
-        """All values for a request's `model`, with the strategies that this pair supports."""
-        return ModelNames(
-            object="list", data=list(names().values()), unsupported=readiness.unsupported
-        )
-
-    @routes.get("/{name:path}", responses=errors(404))
-    async def model(name: str) -> ModelName:
-        """One model name."""
-        served = names()
-        if name not in served:
-            lacks = readiness.unsupported.get(name.removeprefix(f"{settings.name}:"))
-            reason = (
-                f": the pair does not support its strategy ({lacks})"
-                if lacks
-                else "; GET /v1/models lists all"
-            )
-            raise NotFound(f"the model {name!r} does not exist{reason}", "model")
-        return served[name]
-
-    return routes
-
-
 async def owned(id: str, owner: str, store: Store) -> dict[str, str]:
     """The stored fields of this owner's generation.
 
@@ -339,7 +178,3 @@ def _public(id: str, meta: Mapping[str, str], strategies: Strategies) -> StoredG
             "usage": json.loads(meta.get("usage", "null")),
         }
         return StoredGeneration.model_validate(fields, from_attributes=True)
-
-
-def _missing(id: str) -> NotFound:
-    return NotFound(f"session {id} does not exist, or has expired", "id")
