@@ -177,10 +177,10 @@ class Readiness:
                 addresses = {
                     role.upper(): getattr(self._settings, f"{role}_address") for role in POOLED
                 }
-                given = ", ".join(
+                settings = ", ".join(
                     f"SEMSPEC_GATEWAY_{role}_ADDRESS={value}" for role, value in addresses.items()
                 )
-                remedy = f"; start what does not answer, or fix one of {given}"
+                remedy = f"; start what does not answer, or fix one of {settings}"
             _log.info("readiness: %s%s", describe(self.status), remedy)
             if (
                 status.served is not None
@@ -277,9 +277,9 @@ class Readiness:
             return Unavailable(f"no handshake with the {role} service: {reason}")
 
 
-def _last(told: T | Unavailable, known: T) -> T:
-    """What a service reports, or reported last."""
-    return known if isinstance(told, Unavailable) else told
+def _last(answer: T | Unavailable, known: T) -> T:
+    """Return what a service reports now, or reported last."""
+    return known if isinstance(answer, Unavailable) else answer
 
 
 async def _within(limit_s: float, event: asyncio.Event) -> None:

@@ -79,9 +79,9 @@ class Served:
             **({"release": self.label} if self.release else {}),
         }
 
-    def defaults(self, own: Defaults) -> Defaults:
-        """Defaults for what a request leaves out; `own`: the operator's."""
-        return self.release.defaults if self.release else own
+    def defaults(self, operator_defaults: Defaults) -> Defaults:
+        """Return the defaults of requests: the operator's, with the release's rule if there is a release."""
+        return self.release.defaults if self.release else operator_defaults
 
     def default(self, defaults: Defaults, strategy: str | None = None) -> Strategy:
         """A strategy, or that of a request which names none, under the default options."""
@@ -117,11 +117,15 @@ class Served:
     def sends_whole_states(self) -> tuple[str, ...]:
         """Services that do not hold all projections of the verifier's probes, and so send whole states for some."""
         of_draft = (
-            {one.draft for one in self.verifier.projections} if self.draft.has_model else set()
+            {projection.draft for projection in self.verifier.projections}
+            if self.draft.has_model
+            else set()
         )
         missing = {
             "draft": of_draft - {*self.draft.projections},
-            "target": {one.target for one in self.verifier.projections if one.target}
+            "target": {
+                projection.target for projection in self.verifier.projections if projection.target
+            }
             - {*self.target.projections},
         }
         return tuple(role for role, digests in missing.items() if digests)
@@ -130,9 +134,9 @@ class Served:
         """Name what this pair lacks for each strategy that it does not support under the default options."""
         lacks = {name: [*self._lacks(self.default(defaults, name))] for name in self.strategies}
         return {
-            name: " and ".join(lack.name for lack in found)
-            for name, found in lacks.items()
-            if found
+            name: " and ".join(lack.name for lack in missing)
+            for name, missing in lacks.items()
+            if missing
         }
 
     def support(self, defaults: Defaults) -> str:
@@ -210,7 +214,7 @@ class Served:
     def supports_logprobs(self, strategy: Strategy) -> bool:
         """Whether all kept tokens have their writer's logprobs."""
         return strategy.supports_logprobs and all(
-            one.supports_logprobs for one in self._models(strategy.writers)
+            info.supports_logprobs for info in self._models(strategy.writers)
         )
 
     def writers(self, strategy: Strategy) -> list[ModelInfo]:
@@ -220,7 +224,7 @@ class Served:
     def segmentations(self, strategy: Strategy) -> frozenset[Segmentation]:
         """The segmentations that all services of a strategy support."""
         common = frozenset(Segmentation).intersection(
-            *(one.segmentations for one in self.writers(strategy))
+            *(info.segmentations for info in self.writers(strategy))
         )
         if strategy.needs_calibration and self.likelihood is not None:
             common &= {self.likelihood.segmentation}

@@ -67,9 +67,11 @@ class Case:
     @property
     def alternatives(self) -> Alternatives:
         """The question and the reasoning before the segment, without segments."""
-        asked = [message.content for message in self.request.messages if message.role == "user"]
+        questions = [message.content for message in self.request.messages if message.role == "user"]
         reasoning = "".join(piece.text for piece in self.context.pieces[1:])
-        return Alternatives("", asked[-1] if asked else self.context.pieces[0].text, reasoning, ())
+        return Alternatives(
+            "", questions[-1] if questions else self.context.pieces[0].text, reasoning, ()
+        )
 
 
 @dataclass(slots=True)
@@ -126,7 +128,7 @@ class Audit:
         )
         if not (record.accepted and is_drawn):
             return
-        context = generation.context.extended(*(one.segment for one in choice.records))
+        context = generation.context.extended(*(kept.segment for kept in choice.records))
         case = Case(
             choice.request,
             generation,
@@ -149,9 +151,13 @@ class Audit:
             or not self._is_default(strategy, served)
         ):
             return None
-        own = strategy.options.acceptance
+        acceptance = strategy.options.acceptance
         threshold = at_strictness(strictness, served.verifier.operating_points).threshold
-        return strictness if own.rule == "sample" or threshold > (own.threshold or 0) else None
+        return (
+            strictness
+            if acceptance.rule == "sample" or threshold > (acceptance.threshold or 0)
+            else None
+        )
 
     def _is_default(self, strategy: Strategy, served: Served) -> bool:
         """Whether the pair's main probes judge by the gateway's default rule."""
@@ -235,9 +241,11 @@ class Audit:
         ]
         written = await together(
             write_all(
-                backends.target, case.context, replace(params, sampling=replace(sampling, seed=own))
+                backends.target,
+                case.context,
+                replace(params, sampling=replace(sampling, seed=seed)),
             )
-            for own in seeds
+            for seed in seeds
         )
         if not all(written):
             raise Unavailable("the target ended its stream without a segment")
@@ -254,8 +262,8 @@ class Audit:
         test.add(result.loss)
         audited.findings.append(result)
         audited.gaps.append(case.target_probability - result.share)
-        support = fmean(one.support for one in audited.findings)
-        reference = fmean(one.reference for one in audited.findings)
+        support = fmean(judged.support for judged in audited.findings)
+        reference = fmean(judged.reference for judged in audited.findings)
         self._metrics.judged(release, result.support > 0, support, reference, fmean(audited.gaps))
         self._metrics.tested(release, test.evidence, test.has_alarm)
         if test.has_alarm and not had_alarm:

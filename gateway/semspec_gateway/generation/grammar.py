@@ -84,8 +84,8 @@ def tools_grammar(
             f"trigger[lazy]: FREE {_quoted(CALL)}",
             f"bare_call: ({' | '.join(f'bare_{name} (/ /)? {name}_arguments' for name in names)}) {_END_OF_BARE_CALL}",
             *(
-                f"bare_{name}[lazy]: {_bare_call(one['name'])}"
-                for name, one in zip(names, functions, strict=True)
+                f"bare_{name}[lazy]: {_bare_call(function['name'])}"
+                for name, function in zip(names, functions, strict=True)
             ),
         ]
     return "\n".join([*first, *rules]) + "\n"

@@ -35,10 +35,10 @@ def finding(clusters: Sequence[int | None]) -> Finding:
     each left out in turn. If the segment has the target's distribution, support and reference then have the same
     expectation in every context. A segment of unknown meaning has no support, whichever model wrote it.
     """
-    own, *samples = clusters
-    counts = Counter(one for one in samples if one is not None)
-    num_same = counts[own] if own is not None else 0
-    num_left = [num_same - (own is not None and sample == own) for sample in samples]
+    cluster, *samples = clusters
+    counts = Counter(sample for sample in samples if sample is not None)
+    num_same = counts[cluster] if cluster is not None else 0
+    num_left = [num_same - (cluster is not None and sample == cluster) for sample in samples]
     return Finding(
         support=sum(number > 0 for number in num_left) / len(samples),
         reference=sum(number for number in counts.values() if number > 1) / len(samples),

@@ -1,4 +1,4 @@
-"""What comes before a generation: services checked, grammar compiled, prompts tokenized, budget set."""
+"""Prepares a request: compiles its grammar, tokenizes its prompts and sets its budget."""
 
 import asyncio
 import math
@@ -128,13 +128,15 @@ class Preparation:
     async def _prompts(
         self,
         request: GenerationRequest,
-        given: RequestPrompt,
+        request_prompt: RequestPrompt,
         turns: Sequence[Message],
         served: Served,
     ) -> Prompts:
         """The prompt as each model of the strategy reads it."""
         first = (Message("system", request.instructions),) if request.instructions else ()
-        prompt: Prompt = (*first, *turns, *given) if isinstance(given, tuple) else given
+        prompt: Prompt = request_prompt
+        if isinstance(request_prompt, tuple):
+            prompt = (*first, *turns, *request_prompt)
         if (request.tools or request.variables) and isinstance(prompt, tuple):
             prompt = Conversation(prompt, request.tools, request.variables)
         backends = served.pinned
@@ -227,14 +229,8 @@ def budget(
     """Maximum number of output tokens. Raises: ContextTooLong."""
     rooms = [(served.target.max_context_tokens, len(prompts.target.token_ids), "the window")]
     if Writer.DRAFT in request.strategy.writers:
-        own_ids = prompts.draft.token_ids if prompts.draft else ()
-        rooms.append(
-            (
-                served.draft.max_context_tokens,
-                len(own_ids or prompts.target.token_ids),
-                "the draft's window",
-            )
-        )
+        draft_ids = (prompts.draft or prompts.target).token_ids
+        rooms.append((served.draft.max_context_tokens, len(draft_ids), "the draft's window"))
     window, num_prompt_tokens, name = min(rooms, key=lambda room: room[0] - room[1])
     num_free = window - num_prompt_tokens
     if num_free < (request.max_tokens or 1):

@@ -19,7 +19,7 @@ def check(request: GenerationRequest, served: Served) -> None:
 
 
 def _refusals(request: GenerationRequest, served: Served) -> Iterator[InvalidRequest]:
-    """What the services do not support."""
+    """Yield an error for each part of the request that the services do not support."""
     strategy, penalties, target = request.strategy, request.penalties, served.target
     writers = served.writers(strategy)
     if request.segmentation not in (supported := served.segmentations(strategy)):
@@ -41,7 +41,9 @@ def _refusals(request: GenerationRequest, served: Served) -> Iterator[InvalidReq
             else "choose 'target', or send exact_answer"
         )
         yield InvalidRequest(message, "strategy", remedy=f"leave it out, {remedy}")
-    if request.grammar and (unable := [one.model for one in writers if not one.supports_grammars]):
+    if request.grammar and (
+        unable := [info.model for info in writers if not info.supports_grammars]
+    ):
         reason = "it needs a vocabulary that spells any text, and no server that writes for a model"
         message = f"{unable[0]} cannot be held to a format: {reason}"
         yield InvalidField(message, GRAMMAR, remedy="leave it out")
@@ -49,19 +51,19 @@ def _refusals(request: GenerationRequest, served: Served) -> Iterator[InvalidReq
         message = "a reasoning that is ended has no logprobs there"
         yield InvalidField(message, "thinking_token_budget", remedy="leave out one of them")
     if request.min_tokens and (strategy.verifies_tokens or request.grammar):
-        place = "neither in a format nor with a strategy that verifies tokens"
+        reason = "neither in a format nor with a strategy that verifies tokens"
         yield InvalidRequest(
-            f"min_tokens, ignore_eos: the end cannot be put off {place}",
+            f"min_tokens, ignore_eos: the end cannot be put off {reason}",
             "min_tokens",
             remedy="leave them out",
         )
-    if request.min_tokens and not all(one.supports_penalties for one in writers):
+    if request.min_tokens and not all(info.supports_penalties for info in writers):
         yield InvalidRequest(
             "min_tokens, ignore_eos: a server writes for one of the models",
             "min_tokens",
             remedy="leave them out",
         )
-    if request.sampling.min_p and not all(one.supports_min_p for one in writers):
+    if request.sampling.min_p and not all(info.supports_min_p for info in writers):
         message = "a server writes for one of the models that may not know it"
         yield InvalidField(message, "min_p", remedy="leave it out")
     if not (penalties.is_neutral or strategy.supports_grammars):
@@ -72,7 +74,7 @@ def _refusals(request: GenerationRequest, served: Served) -> Iterator[InvalidReq
             remedy=f"leave out {' and '.join(_fields_of(penalties))}, or choose 'target'",
         )
     if not penalties.is_neutral and (
-        unable := [one.model for one in writers if not one.supports_penalties]
+        unable := [info.model for info in writers if not info.supports_penalties]
     ):
         message = f"{unable[0]} takes no penalties, as a server writes for one of the models"
         first, *_ = fields = _fields_of(penalties)
@@ -116,7 +118,7 @@ def _fields_of(penalties: Penalties) -> list[str]:
 
 
 def check_strategy(strategy: Strategy, served: Served, defaults: Defaults) -> None:
-    """Check that the pair supports `strategy`; `defaults`: the options of other requests.
+    """Check that the pair supports `strategy`. `defaults`: the operator's, with which the error names the others.
 
     Raises: InvalidRequest, which names the strategy, or its option, that is not supported, and what is.
     """
@@ -137,7 +139,7 @@ def check_strategy(strategy: Strategy, served: Served, defaults: Defaults) -> No
 def supported_logprobs(
     num_logprobs: int | None, is_optional: bool, strategy: Strategy, served: Served
 ) -> int | None:
-    """`num_logprobs`, or none where they are optional and the strategy has none. Raises: InvalidRequest."""
+    """Return `num_logprobs`, or None if they are optional and the strategy has none. Raises: InvalidRequest."""
     if num_logprobs is None or served.supports_logprobs(strategy):
         return num_logprobs
     if is_optional:
@@ -152,10 +154,10 @@ def supported_logprobs(
 def answer_strategy(
     strategy: Strategy, served: Served, needs_generate: bool = False
 ) -> Strategy | None:
-    """The strategy that writes an exact answer: token-level speculation where the pair allows it, else the target
-    alone; None where `strategy` is exact itself.
+    """Choose the strategy that writes an exact answer: token-level speculation if the pair supports it, else the target
+    alone; None if `strategy` is exact itself.
 
-    `needs_generate`: logprobs, a grammar, penalties or `min_tokens` are asked for, which need `generate`.
+    `needs_generate`: whether the request has logprobs, a grammar, penalties or `min_tokens`, which need `generate`.
     Raises: InvalidRequest when an option is beyond the limits of token-level speculation.
     """
     if strategy.is_exact:
@@ -168,7 +170,7 @@ def answer_strategy(
 
 
 def setting_at(strictness: float, strategy: Strategy, served: Served) -> Setting:
-    """The threshold that a strictness selects. Raises: InvalidRequest."""
+    """Return the threshold that a strictness selects. Raises: InvalidRequest."""
     if strategy.needs_calibration and served.likelihood is not None:
         return at_strictness(strictness, served.likelihood.curve)
     if not strategy.is_judged_by_main_probes:

@@ -232,13 +232,13 @@ class Store:
     async def check(self) -> tuple[int, int]:
         """Write a key that expires, and learn what an owner may store.
 
-        Returns: bytes that Redis takes and may take, 0: not told. Raises: Unavailable.
+        Returns: bytes that Redis takes, and may take; 0: not known. Raises: Unavailable.
         """
         await self._guarded("check", self._client.set("semspec:check", "", ex=60), "this gateway")
-        told = {}
+        memory = {}
         with suppress(Unavailable):  # a user of Redis may lack this command
-            told = await self._guarded("", self._client.info("memory"), "this gateway")
-        used_bytes, max_bytes = told.get("used_memory", 0), told.get("maxmemory", 0)
+            memory = await self._guarded("", self._client.info("memory"), "this gateway")
+        used_bytes, max_bytes = memory.get("used_memory", 0), memory.get("maxmemory", 0)
         self.max_owner_bytes = max_bytes // OWNER_SHARE or UNLIMITED_OWNER_BYTES
         return used_bytes, max_bytes
 

@@ -398,7 +398,7 @@ def answer_grammar(
     is_required = name is not None or choice == "required"
     is_parallel = is_parallel is not False and name is None
     return tools_grammar(
-        [one.model_dump() for _, one in numbered], is_required, is_parallel, fields
+        [function.model_dump() for _, function in numbered], is_required, is_parallel, fields
     )
 
 

@@ -88,8 +88,8 @@ def router(responder: Responder, readiness: Readiness, store: Store) -> APIRoute
         failure = bodies.ResponseFailure(
             code="server_error", message="the generation failed; send the request again"
         )
-        own = {"status": _STATUSES[status], "error": failure if status == "failed" else None}
-        return written.model_copy(update={**own, "incomplete_details": None})
+        changes = {"status": _STATUSES[status], "error": failure if status == "failed" else None}
+        return written.model_copy(update={**changes, "incomplete_details": None})
 
     return routes
 
@@ -148,7 +148,7 @@ class ResponsesFormat(Format):
         statuses: list[bodies.ItemStatus] = ["completed"] * len(texts)
         if texts:
             statuses[-1] = status
-        items = [self._item(*text, own) for text, own in zip(texts, statuses, strict=True)]
+        items = [self._item(*text, status) for text, status in zip(texts, statuses, strict=True)]
         return self._response(status, [*items, *calls], choice)
 
     def _response(
@@ -195,18 +195,20 @@ class ResponsesFormat(Format):
         """The events of a call, which closes the text before it."""
         yield from self._closed("completed")
         index, self._num_items = self._num_items, self._num_items + 1
-        begun, done = (
+        added, done = (
             _call_item(call, "", "in_progress"),
             _call_item(call, call.arguments, "completed"),
         )
-        yield self._item_event("added", index, begun)
-        place: dict[str, Any] = {"item_id": begun.id, "output_index": index}
+        yield self._item_event("added", index, added)
+        position: dict[str, Any] = {"item_id": added.id, "output_index": index}
         kind, whole = (
             "response.function_call_arguments",
             {"name": call.name, "arguments": call.arguments},
         )
-        yield self._event(bodies.ResponseArguments, f"{kind}.delta", delta=call.arguments, **place)
-        yield self._event(bodies.ResponseArguments, f"{kind}.done", **whole, **place)
+        yield self._event(
+            bodies.ResponseArguments, f"{kind}.delta", delta=call.arguments, **position
+        )
+        yield self._event(bodies.ResponseArguments, f"{kind}.done", **whole, **position)
         yield self._item_event("done", index, done)
 
     def _item_event(self, name: str, index: int, item: bodies.Item) -> BaseModel:

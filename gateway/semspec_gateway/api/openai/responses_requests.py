@@ -162,8 +162,8 @@ class TextFormat(RequestModel):
 
     @model_validator(mode="after")
     def _has_its_schema(self) -> Self:
-        given = (self.name, self.description, self.schema_, self.strict)
-        if self.type != "json_schema" and given != (None, None, None, None):
+        fields = (self.name, self.description, self.schema_, self.strict)
+        if self.type != "json_schema" and fields != (None, None, None, None):
             raise ValueError(
                 "name, description, schema and strict go with the type 'json_schema' only"
             )
@@ -302,12 +302,12 @@ def response_request(body: ResponseRequest, turns: tuple[Message, ...]) -> Clien
     )
 
 
-def messages_of(given: str | Sequence[InputItem]) -> list[ChatMessage]:
+def messages_of(items_or_text: str | Sequence[InputItem]) -> list[ChatMessage]:
     """The turns of an input; calls belong to the assistant's turn before them, reasoning to none."""
-    if isinstance(given, str):
-        return [ChatMessage(role="user", content=given)]
+    if isinstance(items_or_text, str):
+        return [ChatMessage(role="user", content=items_or_text)]
     messages = list[ChatMessage]()
-    for item in given:
+    for item in items_or_text:
         match item:
             case InputMessage():
                 messages.append(ChatMessage(role=item.role, content=joined(item.content or "")))

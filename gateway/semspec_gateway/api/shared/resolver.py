@@ -1,4 +1,4 @@
-"""Makes the request that is served of a body, and names the fields of an API in errors."""
+"""Resolves requests: fills in defaults, chooses the strategy, and names the API's fields in errors."""
 
 import secrets
 import time
@@ -39,7 +39,7 @@ OPTIONS = (
     *("strategy", "rewrite", "probes", "num_speculative_tokens", "acceptance.threshold"),
     *("segmentation", "strictness", "exact_answer", "session"),
 )
-"""Own options of a request that errors below this layer name."""
+"""Options in `semspec` that errors of lower layers name."""
 _PREFIXES: dict[str, str] = {
     "chat": "chatcmpl",
     "completions": "cmpl",
@@ -51,13 +51,13 @@ A = TypeVar("A", bound=AnswerOptions)
 
 
 def answer_options(
-    kind: type[A], api: str, body: GenerationBody, fields: Mapping[str, str], **own: Any
+    kind: type[A], api: str, body: GenerationBody, fields: Mapping[str, str], **specific: Any
 ) -> A:
-    """Return the options of an API's answers. `fields`: see `naming`; `own`: what only this API has."""
+    """Return the options of an API's answers. `fields`: see `naming`; `specific`: options that only this API has."""
     semspec = {name: f"semspec.{name}" for name in OPTIONS}
     if isinstance(body, TextRequest) and ":" in (body.model or ""):
         semspec["strategy"] = "model"
-    return kind(api=api, fields={**semspec, **fields}, trace=bool(body.semspec.trace), **own)
+    return kind(api=api, fields={**semspec, **fields}, trace=bool(body.semspec.trace), **specific)
 
 
 @contextmanager
@@ -71,17 +71,17 @@ def naming(fields: Mapping[str, str]) -> Iterator[None]:
         raise error.about(field) from error
 
 
-def variables_of(given: JsonObject | None, effort: str | None, field: str) -> JsonObject:
-    """The chat template's variables; `field` sets the effort. Raises: InvalidRequest when that is given twice."""
+def variables_of(variables: JsonObject | None, effort: str | None, field: str) -> JsonObject:
+    """The chat template's variables; `field` sets the effort. Raises: InvalidRequest when that is variables twice."""
     if effort is None:
-        return given or {}
-    if given and EFFORT in given:
+        return variables or {}
+    if variables and EFFORT in variables:
         raise InvalidRequest(
             f"{field} sets the variable {EFFORT!r} of chat_template_kwargs",
             field,
             remedy="give one of them",
         )
-    return {**(given or {}), EFFORT: effort}
+    return {**(variables or {}), EFFORT: effort}
 
 
 def model_names(settings: GatewaySettings, strategies: Iterable[str]) -> list[str]:
@@ -115,30 +115,30 @@ def check_model(
 
 @dataclass(frozen=True, slots=True)
 class Resolver:
-    """Decides what a request leaves open."""
+    """Makes the request that is served: it chooses the strategy, and fills in what the client leaves unset."""
 
     readiness: Readiness
     settings: GatewaySettings
     audit: Audit | None
 
     def resolve(
-        self, body: GenerationBody, asked: ClientRequest, id: str, owner: str
+        self, body: GenerationBody, client_request: ClientRequest, id: str, owner: str
     ) -> tuple[GenerationRequest, Served]:
-        """The request that is served, and by what. Nothing of it changes later.
+        """Return the request with every default filled in, and the pair that serves it.
 
         Raises: InvalidRequest, NotFound, Unavailable, Mismatch.
         """
         options = body.semspec
-        self._check_choices(asked, options.session)
-        asked_model = body.model if isinstance(body, TextRequest) else None
-        model, alias = check_model(asked_model, self.settings, self.readiness)
+        self._check_choices(client_request, options.session)
+        model_name = body.model if isinstance(body, TextRequest) else None
+        model, alias = check_model(model_name, self.settings, self.readiness)
         served = self.readiness.require()
         defaults = served.defaults(self.settings.defaults)
         if alias and options.strategy not in (None, alias):
             raise InvalidRequest(
                 f"the model {model!r} already names another strategy", "semspec.strategy"
             )
-        is_shaped = bool(asked.grammar) or not asked.penalties.is_neutral
+        is_shaped = bool(client_request.grammar) or not client_request.penalties.is_neutral
         default = "target" if is_shaped else served.default_name(defaults)
         strategy = self._strategy(alias or options.strategy or default, options, served, defaults)
         strictness, expected = options.strictness, None
@@ -150,15 +150,15 @@ class Resolver:
             changed = replace(strategy.options, acceptance=acceptance)
             strategy = served.strategies[strategy.name](changed)
         num_logprobs = supported_logprobs(
-            asked.num_logprobs, asked.are_logprobs_optional, strategy, served
+            client_request.num_logprobs, client_request.are_logprobs_optional, strategy, served
         )
         answer = None
         if options.exact_answer:
-            needs_generate = is_shaped or asked.min_tokens > 0 or num_logprobs is not None
+            needs_generate = is_shaped or client_request.min_tokens > 0 or num_logprobs is not None
             answer = answer_strategy(strategy, served, needs_generate)
-        variables, budget = dict(asked.variables), asked.thinking_token_budget
+        variables, budget = dict(client_request.variables), client_request.thinking_token_budget
         if (
-            EFFORT_PARAMETER in asked.answer.fields
+            EFFORT_PARAMETER in client_request.answer.fields
             and EFFORT not in served.target.template_variables
         ):
             effort = EFFORT_BUDGETS.get(variables.pop(EFFORT))
@@ -169,7 +169,8 @@ class Resolver:
             "thinking_token_budget": budget,
         }
         request = GenerationRequest(
-            **{one.name: getattr(asked, one.name) for one in fields(ClientRequest)} | resolved,
+            **{field.name: getattr(client_request, field.name) for field in fields(ClientRequest)}
+            | resolved,
             id=id,
             created=int(time.time()),
             model=model,
@@ -189,25 +190,25 @@ class Resolver:
     def _strategy(
         self, name: str, options: StrategyOptions, served: Served, defaults: Defaults
     ) -> Strategy:
-        """The strategy `name` with the options of the request and the defaults. Raises: InvalidRequest."""
+        """Return the strategy `name` with the request's options and the defaults. Raises: InvalidRequest."""
         if name not in served.strategies:
             raise InvalidField(f"it should be one of {', '.join(served.strategies)}", "strategy")
         strategy = served.strategies[name](defaults.options(name, options))
         check_strategy(strategy, served, defaults)
         return strategy
 
-    def _check_choices(self, asked: ClientRequest, session: str | None) -> None:
+    def _check_choices(self, client_request: ClientRequest, session: str | None) -> None:
         """Raises: InvalidRequest."""
-        limit, num_prompts = self.settings.max_n, len(asked.prompts)
-        num_choices = asked.num_choices_per_prompt
+        limit, num_prompts = self.settings.max_n, len(client_request.prompts)
+        num_choices = client_request.num_choices_per_prompt
         if num_choices > limit:
             raise InvalidRequest(f"n is {num_choices}, but at most {limit} choices are served", "n")
-        if asked.num_choices > limit:
+        if client_request.num_choices > limit:
             message = (
                 f"{num_prompts} prompts of n {num_choices} are over the limit of {limit} choices"
             )
             raise InvalidRequest(message, "prompt", remedy="send fewer prompts at once")
-        if session is not None and not isinstance(asked.prompts[0], tuple):
+        if session is not None and not isinstance(client_request.prompts[0], tuple):
             raise InvalidRequest(
                 "sessions store the turns of a chat",
                 "semspec.session",

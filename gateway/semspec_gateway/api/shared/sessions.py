@@ -65,13 +65,15 @@ def router(store: Store) -> APIRouter:
     @routes.get("", responses=errors(503))
     async def sessions(owner: OwnerOf) -> SessionList:
         """The owner's last conversations."""
-        found = await store.listed(owner)
-        turns = await asyncio.gather(*(store.turns(stored_name(name, owner)) for name, _ in found))
+        sessions = await store.listed(owner)
+        histories = await asyncio.gather(
+            *(store.turns(stored_name(name, owner)) for name, _ in sessions)
+        )
         listed = []
-        for (name, updated), own in zip(found, turns, strict=True):
-            if own:
-                question = next((turn.content for turn in own if turn.role == "user"), "")[:200]
-                numbers = {"updated": int(updated), "num_turns": len(own)}
+        for (name, updated), turns in zip(sessions, histories, strict=True):
+            if turns:
+                question = next((turn.content for turn in turns if turn.role == "user"), "")[:200]
+                numbers = {"updated": int(updated), "num_turns": len(turns)}
                 listed.append(
                     ListedSession(id=name, object="session", question=question, **numbers)
                 )
