@@ -118,23 +118,19 @@ class Readiness:
         served = self.status.served
         if served is None:
             return tuple(self.table)
-        return served.supported(served.defaults(self._settings.defaults))
+        return served.supported
 
     @property
     def unsupported(self) -> dict[str, str]:
         """Reasons against the strategies that the pair does not support; empty before the first handshake."""
         served = self.status.served
-        return (
-            {} if served is None else served.unsupported(served.defaults(self._settings.defaults))
-        )
+        return {} if served is None else served.unsupported
 
     @property
     def default_strategy(self) -> str:
         """The strategy of a request that names none; empty before the first handshake."""
         served = self.status.served
-        return (
-            "" if served is None else served.default_name(served.defaults(self._settings.defaults))
-        )
+        return "" if served is None else served.default_name
 
     def suspect(self, missing: str | None = None) -> None:
         """Repeat the handshake soon: a call failed, or a generation fell back because of what is `missing`.
@@ -187,9 +183,7 @@ class Readiness:
                 and status.error is None
                 and before.served != status.served
             ):
-                _log.info(
-                    "%s", status.served.support(status.served.defaults(self._settings.defaults))
-                )
+                _log.info("%s", status.served.support)
         known = before.served.sends_whole_states if before.served else ()
         for role in status.served.sends_whole_states if status.served else ():
             if role not in known:
@@ -230,12 +224,14 @@ class Readiness:
         return Status(served, error, missing, store)
 
     def _served(self, draft: ModelInfo, target: ModelInfo, verifier: VerifierInfo) -> Served:
-        return Served(draft, target, verifier, self._backends, self.table, self._release)
+        release = self._release
+        defaults = release.defaults if release else self._settings.defaults
+        return Served(draft, target, verifier, self._backends, self.table, release, defaults)
 
     def _mismatch(self, served: Served) -> Mismatch | None:
         """What does not match; what was found to match once is not compared again."""
         was_checked = self.status.error is None and served == self.status.served
-        return None if was_checked else mismatch(served, self._settings)
+        return None if was_checked else mismatch(served, self._settings.audit)
 
     async def _store_failure(self) -> Unavailable | None:
         try:

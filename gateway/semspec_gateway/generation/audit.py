@@ -161,7 +161,7 @@ class Audit:
 
     def _is_default(self, strategy: Strategy, served: Served) -> bool:
         """Whether the pair's main probes judge by the gateway's default rule."""
-        default = served.default(served.defaults(self._settings.defaults), strategy.name)
+        default = served.default(strategy.name)
         return (
             strategy.is_judged_by_main_probes
             and strategy.options.acceptance == default.options.acceptance

@@ -8,7 +8,6 @@ from semspec.decoding import Strategy
 from semspec.errors import InvalidField, InvalidRequest
 from semspec.types import GRAMMAR, Penalties, Writer
 from semspec_gateway.generation.request import GenerationRequest, Setting, at_strictness
-from semspec_gateway.options import Defaults
 from semspec_gateway.served import Served
 
 
@@ -117,8 +116,8 @@ def _fields_of(penalties: Penalties) -> list[str]:
     return [name for name, value in values.items() if value]
 
 
-def check_strategy(strategy: Strategy, served: Served, defaults: Defaults) -> None:
-    """Check that the pair supports `strategy`. `defaults`: the operator's, with which the error names the others.
+def check_strategy(strategy: Strategy, served: Served) -> None:
+    """Check that the pair supports `strategy`.
 
     Raises: InvalidRequest, which names the strategy, or its option, that is not supported, and what is.
     """
@@ -131,7 +130,7 @@ def check_strategy(strategy: Strategy, served: Served, defaults: Defaults) -> No
     raise InvalidRequest(
         reason.message,
         parameter,
-        remedy=f"{reason.remedy}; {served.support(defaults)}",
+        remedy=f"{reason.remedy}; {served.support}",
         operator_hint=reason.operator_hint,
     )
 

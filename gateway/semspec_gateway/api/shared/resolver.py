@@ -20,7 +20,7 @@ from semspec_gateway.generation.support import (
     setting_at,
     supported_logprobs,
 )
-from semspec_gateway.options import Defaults, StrategyOptions
+from semspec_gateway.options import StrategyOptions
 from semspec_gateway.readiness import Readiness
 from semspec_gateway.served import Served
 from semspec_gateway.settings import GatewaySettings
@@ -133,14 +133,13 @@ class Resolver:
         model_name = body.model if isinstance(body, TextRequest) else None
         model, alias = check_model(model_name, self.settings, self.readiness)
         served = self.readiness.require()
-        defaults = served.defaults(self.settings.defaults)
         if alias and options.strategy not in (None, alias):
             raise InvalidRequest(
                 f"the model {model!r} already names another strategy", "semspec.strategy"
             )
         is_shaped = bool(client_request.grammar) or not client_request.penalties.is_neutral
-        default = "target" if is_shaped else served.default_name(defaults)
-        strategy = self._strategy(alias or options.strategy or default, options, served, defaults)
+        default = "target" if is_shaped else served.default_name
+        strategy = self._strategy(alias or options.strategy or default, options, served)
         strictness, expected = options.strictness, None
         if strictness is None and self.audit:
             strictness = self.audit.tightened_strictness(strategy, served)
@@ -174,10 +173,10 @@ class Resolver:
             id=id,
             created=int(time.time()),
             model=model,
-            sampling=body.sampling(defaults),
+            sampling=body.sampling(served.defaults),
             strategy=strategy,
             answer_strategy=answer,
-            segmentation=Segmentation(options.segmentation or defaults.segmentation),
+            segmentation=Segmentation(options.segmentation or served.defaults.segmentation),
             show_drafts=bool(options.trace and body.stream),
             strictness=strictness,
             expected=expected,
@@ -187,14 +186,12 @@ class Resolver:
         check(request, served)
         return request, served
 
-    def _strategy(
-        self, name: str, options: StrategyOptions, served: Served, defaults: Defaults
-    ) -> Strategy:
+    def _strategy(self, name: str, options: StrategyOptions, served: Served) -> Strategy:
         """Return the strategy `name` with the request's options and the defaults. Raises: InvalidRequest."""
         if name not in served.strategies:
             raise InvalidField(f"it should be one of {', '.join(served.strategies)}", "strategy")
-        strategy = served.strategies[name](defaults.options(name, options))
-        check_strategy(strategy, served, defaults)
+        strategy = served.strategies[name](served.defaults.options(name, options))
+        check_strategy(strategy, served)
         return strategy
 
     def _check_choices(self, client_request: ClientRequest, session: str | None) -> None:

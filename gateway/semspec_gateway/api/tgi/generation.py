@@ -74,8 +74,7 @@ def router(responder: Responder, readiness: Readiness, settings: GatewaySettings
     async def info() -> answers.TgiInfo:
         """The served model and its limits."""
         served = readiness.require()
-        default = served.default(served.defaults(settings.defaults))
-        window = min(info.max_context_tokens for info in served.writers(default))
+        window = min(info.max_context_tokens for info in served.writers(served.default()))
         return answers.TgiInfo(
             model_id=f"{settings.name}@{served.release.pair.version}"
             if served.release
