@@ -106,8 +106,8 @@ class Readiness:
         served = self.status.served
         return served.release.pair.version if served and served.release else None
 
-    def require_place(self) -> None:
-        """Raises Unavailable or Mismatch when load balancers should not send requests here."""
+    def require_ready(self) -> None:
+        """Check that load balancers may send requests here. Raises: Unavailable, Mismatch."""
         if self.is_draining:
             raise Unavailable("this gateway is shutting down", remedy="use another")
         self.require()
@@ -135,7 +135,7 @@ class Readiness:
     def suspect(self, missing: str | None = None) -> None:
         """Repeat the handshake soon: a call failed, or a generation fell back because of what is `missing`.
 
-        Until then the status names it, so that no one who has seen the fallback reads that all is well.
+        Until then the status names it, so that a client that has seen the fallback does not read that all is well.
         """
         self._suspected.set()
         if missing and self.status.missing is None:
@@ -165,24 +165,19 @@ class Readiness:
         ):  # its answers are older than the suspicion
             status = replace(status, missing=self.status.missing)
         self.status = status
-        if describe(before) != describe(self.status):
+        self._log_change(before, status)
+
+    def _log_change(self, before: Status, status: Status) -> None:
+        if describe(before) != describe(status):
             remedy = ""
-            if (
-                status.error is not None or status.missing is not None
-            ):  # for the log, since clients see the status
-                addresses = {
-                    role.upper(): getattr(self._settings, f"{role}_address") for role in POOLED
-                }
-                settings = ", ".join(
-                    f"SEMSPEC_GATEWAY_{role}_ADDRESS={value}" for role, value in addresses.items()
+            if status.error or status.missing:  # only in the log, since clients see the status
+                addresses = ", ".join(
+                    f"SEMSPEC_GATEWAY_{role.upper()}_ADDRESS={getattr(self._settings, f'{role}_address')}"
+                    for role in POOLED
                 )
-                remedy = f"; start what does not answer, or fix one of {settings}"
-            _log.info("readiness: %s%s", describe(self.status), remedy)
-            if (
-                status.served is not None
-                and status.error is None
-                and before.served != status.served
-            ):
+                remedy = f"; start what does not answer, or fix one of {addresses}"
+            _log.info("readiness: %s%s", describe(status), remedy)
+            if status.served and status.error is None and before.served != status.served:
                 _log.info("%s", status.served.support)
         known = before.served.sends_whole_states if before.served else ()
         for role in status.served.sends_whole_states if status.served else ():
@@ -229,7 +224,7 @@ class Readiness:
         return Served(draft, target, verifier, self._backends, self.table, release, defaults)
 
     def _mismatch(self, served: Served) -> Mismatch | None:
-        """What does not match; what was found to match once is not compared again."""
+        """Return what does not match. A pair that has matched is not compared again."""
         was_checked = self.status.error is None and served == self.status.served
         return None if was_checked else mismatch(served, self._settings.audit)
 
@@ -261,7 +256,9 @@ class Readiness:
     def _key(self, target: ModelInfo) -> str:
         """Return the key of a handshake in Redis."""
         return (
-            f"{target.fingerprint} {self._release.label}" if self._release else target.fingerprint
+            f"{target.fingerprint} {self._release.pair.label}"
+            if self._release
+            else target.fingerprint
         )
 
     async def _query(self, role: str, ask: Callable[[], Awaitable[T]]) -> T | Unavailable:

@@ -67,7 +67,7 @@ class Served:
     @property
     def label(self) -> str:
         """NAME@VERSION of the release; empty without one."""
-        return self.release.label if self.release else ""
+        return self.release.pair.label if self.release else ""
 
     @property
     def identity(self) -> dict[str, str]:

@@ -70,10 +70,10 @@ def write_document(
         draw, mistakes = rng.random(), solution.mistakes(step)
         if mistakes and draw < max(SLIP, planted):
             step = rng.choice(_balanced(mistakes, rng))
-        followed = put(
+        is_followed = put(
             step, writer.write(step, solution.holder), not (planted and mistakes and draw < planted)
         )
-        assert followed, step
+        assert is_followed, step
     steps, segments, learnt, holders = zip(*rows, strict=True)
     return Document(problem, steps, segments, learnt, holders, writer.log_probability)
 

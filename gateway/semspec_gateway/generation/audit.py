@@ -39,7 +39,7 @@ WINDOW = 500
 """Number of latest segments that the gauges are about."""
 PAUSE_S = 1.0
 """After a failure, and between looks at the services, in seconds."""
-SAID_S = 60.0
+LOG_INTERVAL_S = 60.0
 """Least time between two log lines about skipped segments, in seconds."""
 
 _log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class Case:
     context: Context
     segment: Segment
     target_probability: float
-    """As the probe said."""
+    """The probe's estimate."""
 
     @cached_property
     def num_bytes(self) -> int:
@@ -76,7 +76,7 @@ class Case:
 
 @dataclass(slots=True)
 class Audited:
-    """What is known of the release's probes."""
+    """Results of the audit for one pair and its probes."""
 
     served: Served
     test: LossTest
@@ -91,8 +91,8 @@ class Audited:
 class Audit:
     """Compares accepted segments with what the target would have said, and raises an alarm when they fall short.
 
-    It is about requests judged by the pair's own probes under the gateway's default rule: what a client chose for
-    itself is not the gateway's quality. All in memory: contexts are not stored or logged, and a restart begins anew.
+    It covers requests that the pair's main probes judge under the gateway's default rule, not under rules that clients
+    choose. Everything is in memory: contexts are neither stored nor logged, and a restart begins anew.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Audit:
         self._cases: deque[Case] = deque()
         self._changed = asyncio.Event()
         admission.on_change = self._changed.set
-        self._said = -SAID_S
+        self._logged_at = -LOG_INTERVAL_S
         self._audited: Audited | None = None
         self._metrics.waiting.set_function(lambda: len(self._cases))
 
@@ -286,7 +286,7 @@ class Audit:
         return audited
 
     def _known(self, served: Served) -> Audited | None:
-        """None: nothing of these probes and models."""
+        """Return the results for these probes and models; None: there are none."""
         audited = self._audited
         return audited if audited and _identity(audited.served) == _identity(served) else None
 
@@ -306,10 +306,10 @@ class Audit:
             )
 
     def _skip(self, reason: str, detail: str = "") -> None:
-        """Count a segment that is not judged again, and say so, at most once in `SAID_S`."""
+        """Count a segment that is not judged again, and say so, at most once in `LOG_INTERVAL_S`."""
         self._metrics.skipped.labels(reason).inc()
-        if monotonic() - self._said >= SAID_S:
-            self._said = monotonic()
+        if monotonic() - self._logged_at >= LOG_INTERVAL_S:
+            self._logged_at = monotonic()
             _log.warning(
                 "audit: skips segments: %s", reason, extra={"detail": detail} if detail else None
             )

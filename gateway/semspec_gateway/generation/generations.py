@@ -157,7 +157,7 @@ class Generations:
         async with AsyncExitStack() as stack:
 
             async def take_slots() -> None:
-                """Acquire those of all choices for the first one resumed: one by one could deadlock two requests."""
+                """Acquire the slots of all choices at once: taken one by one, two requests could deadlock."""
                 nonlocal have_slots
                 async with lock:
                     if not have_slots:
@@ -176,8 +176,10 @@ class Generations:
                 yield run
 
     async def _stored_choice(self, first: Choice, index: int, meta: Mapping[str, str]) -> Choice:
-        """One choice of a request, of whose choice `first` all fields are in `meta`; it is begun now if the request's
-        gateway stopped before beginning it."""
+        """Return one choice of the request of `first`, whose fields are in `meta`.
+
+        A choice that the request's gateway did not begin before it stopped is begun now.
+        """
         request, id = first.request, first.request.choice_id(index)
         try:
             return stored_choice(
@@ -223,8 +225,10 @@ class Generations:
             await self.runner.run(choice, journal, lease)
 
     async def _taken(self, choice: Choice) -> int | str:
-        """Return the fence of the generation's new writer, or "held" or "ended". All followers share a look at its
-        state, so that only those that may become the writer try to."""
+        """Return the fence of the generation's new writer, or "held" or "ended".
+
+        Followers share one read of its state, so that only those that may become the writer try to.
+        """
         status = (await self.leases.store.state(choice.id))["status"]
         if status == "running":
             return "held"

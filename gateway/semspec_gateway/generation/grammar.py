@@ -1,6 +1,6 @@
 """Grammars of what a client asks for: JSON by a schema, text by a regular expression, or calls of tools.
 
-They are texts in llguidance's Lark syntax and define the rule `answer`; `of_output` adds the reasoning, which is free.
+They are texts in llguidance's Lark syntax and define the rule `answer`; `output_grammar` adds the free reasoning.
 """
 
 import json
@@ -59,7 +59,7 @@ def tools_grammar(
     """Calls of `functions`, OpenAI's objects, with a text before them or alone unless a call is required.
 
     Each call has the form that the chat templates of Hermes and Qwen ask for; if none is required, an answer may
-    consist of bare calls instead, see `CallParser`. `fields`: those of the parameters.
+    consist of bare calls instead, see `CallParser`. `fields`: the fields of the request that hold their parameters.
     """
     names = [f"call_{index}" for index in range(len(functions))]
     rules = [f"body: {_quoted(chr(10))} ({' | '.join(names)}) {_quoted(chr(10) + END_OF_CALL)}"]
@@ -102,7 +102,7 @@ def _bare_call(name: str) -> str:
     )
 
 
-def of_output(grammar: str, prompt: str, may_reason: bool = True) -> str:
+def output_grammar(grammar: str, prompt: str, may_reason: bool = True) -> str:
     """The grammar of the output after `prompt`, whose answer follows `grammar`.
 
     Reasoning comes first where the prompt has opened it; elsewhere the model may open it itself if it `may_reason`.

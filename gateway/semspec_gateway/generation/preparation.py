@@ -132,7 +132,7 @@ class Preparation:
         turns: Sequence[Message],
         served: Served,
     ) -> Prompts:
-        """The prompt as each model of the strategy reads it."""
+        """Encode the prompt for each model of the strategy."""
         first = (Message("system", request.instructions),) if request.instructions else ()
         prompt: Prompt = request_prompt
         if isinstance(request_prompt, tuple):
@@ -154,7 +154,7 @@ class Preparation:
         encoded: "asyncio.Future[Piece]",
         served: Served,
     ) -> Prompts:
-        """The prompt as both models read it. Raises: what `encoded` does; ContextTooLong by the draft's window."""
+        """Encode the prompt for both models. Raises: what `encoded` raises; ContextTooLong for the draft's window."""
         drafter, deadline_s = served.pinned.drafter, ENCODE_DEADLINE_S
         try:
             return await prompts_of(
@@ -170,7 +170,7 @@ class Preparation:
             ) from error
 
     async def tokenized(self, call: Callable[[], Awaitable[T]], parameter: str) -> T:
-        """The target's answer about a text, which errors name as `parameter`.
+        """Return the target's answer about a text, which errors name as `parameter`.
 
         Raises: InvalidRequest, DeadlineExceeded, and what the target raises.
         """
@@ -227,16 +227,16 @@ def budget(
     request: GenerationRequest, prompts: Prompts, served: Served, operator_default: int | None
 ) -> int:
     """Maximum number of output tokens. Raises: ContextTooLong."""
-    rooms = [(served.target.max_context_tokens, len(prompts.target.token_ids), "the window")]
+    windows = [(served.target.max_context_tokens, len(prompts.target.token_ids), "the window")]
     if Writer.DRAFT in request.strategy.writers:
         draft_ids = (prompts.draft or prompts.target).token_ids
-        rooms.append((served.draft.max_context_tokens, len(draft_ids), "the draft's window"))
-    window, num_prompt_tokens, name = min(rooms, key=lambda room: room[0] - room[1])
+        windows.append((served.draft.max_context_tokens, len(draft_ids), "the draft's window"))
+    window, num_prompt_tokens, name = min(windows, key=lambda window: window[0] - window[1])
     num_free = window - num_prompt_tokens
     if num_free < (request.max_tokens or 1):
         requested = f" and the {request.max_tokens} requested" if request.max_tokens else ""
         message = f"the {num_prompt_tokens} tokens of the prompt{requested} exceed {name} of {window} tokens"
-        remedy = "" if len(rooms) == 1 else _larger_window(served)
+        remedy = "" if len(windows) == 1 else _larger_window(served)
         raise ContextTooLong(message, "prompt", remedy=remedy)
     default = operator_default or min(
         max(1, window // DEFAULT_SHARE), request.default_max_tokens or window

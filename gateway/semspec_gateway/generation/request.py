@@ -32,7 +32,7 @@ from semspec.types import (
     TokenIds,
     derive_seed,
 )
-from semspec_gateway.generation.grammar import of_output
+from semspec_gateway.generation.grammar import output_grammar
 from semspec_gateway.store.store import choice_id
 
 _SAMPLING, _OPTIONS = get_type_hints(SamplingParams), get_type_hints(Options)
@@ -176,7 +176,7 @@ class ClientRequest:
 
     answer: SerializeAsAny[AnswerOptions]
     prompts: tuple[RequestPrompt, ...]
-    """Several are those of one plain completion."""
+    """More than one only for a plain completion."""
     num_choices_per_prompt: int = 1
     max_tokens: int | None = None
     """None: the default, limited to what the context window leaves."""
@@ -192,7 +192,7 @@ class ClientRequest:
     """Whether the answer leaves logprobs out where the strategy has none."""
     penalties: Penalties = NO_PENALTIES
     grammar: str = ""
-    """The answer follows it; empty: none. Written by the target alone, unless a strategy is chosen."""
+    """Grammar of the answer; empty: none. The target alone writes such an answer, unless a strategy is chosen."""
     may_reason: bool = True
     """Whether the model may open its reasoning itself where an answer follows a grammar."""
     stops: tuple[str, ...] = ()
@@ -272,7 +272,8 @@ class GenerationRequest(ClientRequest):
             session=self.session or self.choice_id(index),
             owner=hashlib.blake2b(self.owner.encode(), digest_size=8).hexdigest(),
             draft_prompt=prompts.draft,
-            grammar=self.grammar and of_output(self.grammar, prompts.target.text, self.may_reason),
+            grammar=self.grammar
+            and output_grammar(self.grammar, prompts.target.text, self.may_reason),
             fallback=prompts.fallback,
             stops=self.stops,
             splits_reasoning=bool(self.messages),

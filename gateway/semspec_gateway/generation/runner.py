@@ -107,7 +107,7 @@ class ChoiceRunner:
                             break
                     except (Unavailable, Overloaded) as error:
                         self.readiness.suspect()
-                        await retry.target_is_back(error, len(choice.records))
+                        await retry.wait_for_target(error, len(choice.records))
                         self.readiness.recover()
                         self.metrics.resumptions.inc()
             finally:
@@ -117,7 +117,7 @@ class ChoiceRunner:
         return reason
 
     async def _decode_once(self, choice: Choice, journal: Journal) -> FinishReason | None:
-        """None: the reasoning has had its budget, and ends before the next segment."""
+        """Run the loop once; None: the reasoning has used its budget, and has to end before the next segment."""
         if choice.has_thought_enough and not await self._end_reasoning(choice, journal):
             return FinishReason.LENGTH
         kept = (record.segment for record in choice.records)
@@ -132,7 +132,7 @@ class ChoiceRunner:
         async with aclosing(decode(generation, choice.served.pinned)) as events:
             while (
                 choice.stop_checker.stop is None or choice.open_text
-            ):  # a segment that was begun is completed
+            ):  # a segment that has begun is completed
                 # The prompt was accepted when it was encoded; else what is invalid now is not the client's mistake.
                 with broken_target(InvalidRequest, InternalError):
                     event = await anext(events)
@@ -154,8 +154,7 @@ class ChoiceRunner:
         return FinishReason.STOP
 
     async def _end_reasoning(self, choice: Choice, journal: Journal) -> bool:
-        """Put the end of the reasoning into the context as a segment of the target; False when the budget leaves no
-        answer after it."""
+        """Append the end of the reasoning as a segment of the target; False if no tokens are left for an answer."""
         parser = choice.stop_checker.reasoning_parser
         form = (parser and parser.form) or THINK
         text = form.answer if choice.text[-1:] in ("", "\n") else f"\n{form.answer}"

@@ -1,4 +1,4 @@
-"""What a generation does when its target fails: wait for it, or hide from the client what is wrong with it."""
+"""Handles a target that fails: waits for it to come back, and keeps its internal errors from clients."""
 
 import asyncio
 import logging
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 def broken_target(*errors: type[SemspecError]) -> Iterator[None]:
     """Raise Unavailable instead of `errors` of the target.
 
-    Those about a grammar stay, and those of a strategy that cannot be used with this target.
+    Errors about a grammar, or about a strategy that this target cannot serve, pass through.
     """
     try:
         yield
@@ -57,7 +57,7 @@ class TargetRetry:
         self._pause_s = FIRST_PAUSE_S
         self._num_failures = 0
 
-    async def target_is_back(self, failure: SemspecError, num_segments: int) -> None:
+    async def wait_for_target(self, failure: SemspecError, num_segments: int) -> None:
         """Wait until the target answers again, with exponential backoff.
 
         Raises: `failure` when it does not in time; Mismatch when it serves another model by then.

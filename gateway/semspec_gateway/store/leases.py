@@ -1,5 +1,8 @@
-"""What a writer holds in Redis. Of a generation: each record is stored before it is sent, and a heartbeat renews the
-writer's lease. Of a session: one generation at a time claims it, renews the claim while it runs, then releases it."""
+"""Leases of writers in Redis.
+
+A generation's journal stores each record before it is sent, and its heartbeat renews the writer's lease. One generation
+at a time claims a session, renews the claim while it runs, then releases it.
+"""
 
 import asyncio
 import json

@@ -78,7 +78,7 @@ NUM_WATCHES = 32
 
 @contextmanager
 def reading(subject: str) -> Iterator[None]:
-    """Raises: Unavailable instead of the errors of decoding what Redis holds of `subject`, in the body."""
+    """Raise Unavailable instead of errors that decoding what Redis holds of `subject` raises in the block."""
     try:
         yield
     except (ValueError, LookupError, TypeError, StopIteration) as error:
@@ -250,7 +250,7 @@ class Store:
             _, *pairs = await self._run("read", generation)
             return dict(zip(pairs[::2], pairs[1::2], strict=True))
 
-        return await self._shared.fresh(("state", generation), read)
+        return await self._shared.result(("state", generation), read)
 
     async def generation(self, generation: str) -> dict[str, str]:
         """Return all fields of a generation: its `state`, and what all choices of its request share.
@@ -266,7 +266,7 @@ class Store:
             found: dict[str, str] = await self._guarded("read", call, f"generation {generation}")
             return found
 
-        if not (shared := await self._shared.fresh(("request", request), read)):
+        if not (shared := await self._shared.result(("request", request), read)):
             raise _REFUSALS["missing"](f"generation {generation}")
         return shared | state
 
@@ -277,7 +277,7 @@ class Store:
             call = self._client.lrange(_key("generation", generation, "segments"), start, -1)
             return list(await self._guarded("read", call, f"generation {generation}"))
 
-        return await self._shared.fresh(("trace", generation, start), read)
+        return await self._shared.result(("trace", generation, start), read)
 
     async def next_event(self, generation: str, after: str, timeout_s: float) -> str:
         """Wait until a generation has changed since the event `after`; "0" stands before every event.
@@ -302,7 +302,7 @@ class Store:
                 )
                 return str(entries[-1][0])
 
-        return await self._shared.underway(("event", generation, after), read)
+        return await self._shared.result(("event", generation, after), read, joins_running=True)
 
     async def claim(self, session: str, token: str, lease_s: float) -> tuple[Message, ...]:
         """Claim a session for one generation; returns its turns so far. Raises: Conflict, Unavailable."""
@@ -382,19 +382,19 @@ class Store:
         operation: str,
         reply: Awaitable[Any],
         subject: str,
-        places: asyncio.Semaphore | None = None,
+        limit: asyncio.Semaphore | None = None,
     ) -> Any:
         """Return the reply of Redis to an operation on `subject`; one without a name may fail.
 
-        `places`: bound the number of connections; None: those of ordinary calls. Raises: Unavailable.
+        `limit`: bounds the concurrent calls; None: the bound of ordinary calls. Raises: Unavailable.
         """
 
-        async def placed() -> Any:
-            async with places or self._connections:
+        async def bounded() -> Any:
+            async with limit or self._connections:
                 return await reply
 
         # Never cancelled: redis-py may swallow a cancellation while it waits, and its caller would continue.
-        call = asyncio.ensure_future(placed())
+        call = asyncio.ensure_future(bounded())
         self._calls.add(call)
         call.add_done_callback(self._calls.discard)
         call.add_done_callback(

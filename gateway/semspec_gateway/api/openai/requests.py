@@ -24,7 +24,9 @@ from semspec_gateway.api.shared.requests import (
     encodable,
     items,
     parsed_json,
+    require_type,
     text_or_list,
+    type_of,
 )
 from semspec_gateway.generation.grammar import ANY_OBJECT, json_grammar, tools_grammar
 from semspec_gateway.options import RequestModel
@@ -61,10 +63,7 @@ class RefusalPart(CompatibleRequestModel):
 
 def select_part(part: object) -> str:
     """Return the tag of a part's model, in angle brackets, so that errors can leave it out of a field's path."""
-    kind = (
-        part.get("type") if isinstance(part, dict) else getattr(part, "type", None)
-    )  # a model when it is serialized
-    return "<refusal>" if kind == "refusal" else "<text>"
+    return "<refusal>" if type_of(part) == "refusal" else "<text>"
 
 
 Part = Annotated[
@@ -108,16 +107,12 @@ Arguments = Annotated[
 """JSON text of a call's arguments."""
 
 
-def _require_function(kind: object) -> object:
-    if kind != "function":
-        raise InvalidValue(
-            "Input should be 'function', the only type of tools that is served",
-            remedy="leave out other tools",
-        )
-    return kind
-
-
-FunctionType = Annotated[Literal["function"], BeforeValidator(_require_function)]
+FunctionType = Annotated[
+    Literal["function"],
+    require_type(
+        "function", "'function', the only type of tools that is served", "leave out other tools"
+    ),
+]
 
 
 class OfFunction(RequestModel):

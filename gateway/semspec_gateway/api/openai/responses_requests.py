@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from semspec.errors import InvalidValue
 from semspec.types import Message, Role
@@ -41,7 +41,9 @@ from semspec_gateway.api.shared.requests import (
     Text,
     TextRequest,
     items,
+    require_type,
     text_or_list,
+    type_of,
 )
 from semspec_gateway.api.shared.resolver import (
     EFFORT_PARAMETER,
@@ -76,22 +78,16 @@ InputContent = Annotated[
 ]
 
 
-def _require_message(kind: object) -> object:
-    if kind != "message":
-        raise InvalidValue(
-            f"Input should be 'message', {', '.join(map(repr, ITEMS))}",
-            remedy="leave out other items",
-        )
-    return kind
-
-
 class InputMessage(CompatibleRequestModel):
     """A message of the input; a message of an earlier response is one too."""
 
     noop_fields = NO_DEFAULTS
     labels = frozenset({"id", "phase", "status"})
 
-    type: Annotated[Literal["message"], BeforeValidator(_require_message)] = "message"
+    type: Annotated[
+        Literal["message"],
+        require_type("message", ", ".join(map(repr, ("message", *ITEMS))), "leave out other items"),
+    ] = "message"
     role: Role
     content: InputContent | None = None
     """Text of the message; only an assistant's may be without."""
@@ -136,9 +132,7 @@ class InputCallOutput(CompatibleRequestModel):
 
 
 def _kind_of_item(item: object) -> str:
-    kind = (
-        item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
-    )  # a model when it is serialized
+    kind = type_of(item)
     return f"<{kind}>" if kind in ITEMS else "<message>"
 
 

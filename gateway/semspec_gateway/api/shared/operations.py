@@ -93,7 +93,7 @@ def router(
         """Answer 200 if the services respond and match; else 503 and, with an API key, one line with the remedy."""
         anonymous = keys is not None and is_anonymous(http)
         try:
-            readiness.require_place()
+            readiness.require_ready()
         except SemspecError as error:
             raise type(error)(_WITHOUT_KEY) if anonymous else error from None
         reason = None if anonymous else attrgetter("text")

@@ -239,7 +239,7 @@ def _is_one_of(value: object, others: Sequence[object]) -> bool:
 
 
 MAX_VARIABLES, MAX_VARIABLE_LENGTH, MAX_VARIABLE = 32, 1000, 1 << 31
-"""Their number, the length of a text and the largest number."""
+"""Limits of a template's variables: their number, the length of a text, and the largest number."""
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
@@ -283,6 +283,22 @@ Stop = Annotated[Text, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 def text_or_list(value: object) -> str:
     """The tag of a text or a list, in angle brackets, so that errors can leave it out of a field's path."""
     return "<list>" if isinstance(value, list) else "<text>"
+
+
+def type_of(value: object) -> object:
+    """Return the `type` of an object in a body, or of its model, which pydantic passes when it serializes it."""
+    return value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+
+
+def require_type(name: str, expected: str, remedy: str) -> BeforeValidator:
+    """Accept only this type of tools or items; `expected`: the types for the error."""
+
+    def check(kind: object) -> object:
+        if kind != name:
+            raise InvalidValue(f"Input should be {expected}", remedy=remedy)
+        return kind
+
+    return BeforeValidator(check)
 
 
 Stops = Annotated[

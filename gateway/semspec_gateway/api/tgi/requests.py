@@ -19,6 +19,7 @@ from semspec_gateway.api.shared.requests import (
     items,
     parsed_json,
     seed_or_random,
+    type_of,
 )
 from semspec_gateway.generation.grammar import json_grammar, regex_grammar
 from semspec_gateway.options import Defaults, RequestModel, Temperature, TopP, or_default
@@ -86,17 +87,12 @@ class RegexGrammar(RequestModel):
         return regex_grammar(self.value, "parameters.grammar.value")
 
 
-def _kind_of_grammar(grammar: object) -> str | None:
-    kind = grammar.get("type") if isinstance(grammar, dict) else getattr(grammar, "type", None)
-    return f"<{kind}>"
-
-
 TgiGrammar = Annotated[
     Annotated[JsonGrammar, Tag("<json>")]
     | Annotated[JsonSchemaGrammar, Tag("<json_schema>")]
     | Annotated[RegexGrammar, Tag("<regex>")],
     Discriminator(
-        _kind_of_grammar,
+        lambda grammar: f"<{type_of(grammar)}>",
         custom_error_type="grammar_type",
         custom_error_message="Input should be an object whose type is 'json', 'json_schema' or 'regex'",
     ),
