@@ -147,9 +147,8 @@ def create_app(
         app.add_middleware(Authenticated, keys=keys, metrics=metrics)
     app.add_middleware(HttpFraming)
     app.add_middleware(Observed, metrics=metrics)
-    if (
-        settings.origins
-    ):  # outside of all others, so that a page can read every error, and asks before it has a key
+    # The outermost, so that a page can read every error and needs no key for its preflight request.
+    if settings.origins:
         app.add_middleware(CORSMiddleware, allow_origins=settings.origins, **CROSS_ORIGIN)
     return app
 

@@ -160,9 +160,8 @@ class Readiness:
         """Perform one handshake."""
         self._suspected.clear()
         before, status = self.status, await self._handshake()
-        if (
-            status.missing is None and self._suspected.is_set()
-        ):  # its answers are older than the suspicion
+        # The answers may be older than the suspicion.
+        if status.missing is None and self._suspected.is_set():
             status = replace(status, missing=self.status.missing)
         self.status = status
         self._log_change(before, status)

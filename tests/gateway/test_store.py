@@ -13,7 +13,7 @@ from semspec.background import Background
 from semspec.errors import Cancelled, Conflict, NotFound
 from semspec.stack.redis import private_redis, servers
 from semspec.types import Message
-from semspec_gateway.store.leases import Account, Leases
+from semspec_gateway.store.leases import Account, Journal, Leases
 from semspec_gateway.store.store import (
     FIRST_FENCE,
     NUM_CONNECTIONS,
@@ -343,7 +343,7 @@ async def test_request_is_in_use_until_its_last_choice_has_ended(
     background, request = Background(), f"{name}x"
     leases, account = Leases(store, background, 6), Account(request, name, 2)
     assert await leases.keep_request(account, {"call": "{}"})
-    journals = [leases.journal(id, account, asyncio.Event()) for id in (request, f"{request}-1")]
+    journals = [Journal(leases, id, account, asyncio.Event()) for id in (request, f"{request}-1")]
     for journal in journals:
         await journal.begin({"status": "running"})
         journal.beat()

@@ -172,9 +172,8 @@ class Audit:
         while True:
             while not (self._cases and self._is_idle()):
                 self._changed.clear()
-                with suppress(
-                    TimeoutError
-                ):  # a service that comes back changes nothing in the admission
+                # Nothing sets the event when a service comes back.
+                with suppress(TimeoutError):
                     await asyncio.wait_for(self._changed.wait(), PAUSE_S)
             case = self._cases.popleft()
             try:

@@ -197,10 +197,8 @@ class Choice:
         """Return the logprobs up to number `stop` that were not shown, with the position of the first in all text."""
         if self.generation.num_logprobs is None:
             return None, self.num_characters
-        shown, self._num_logprobs_shown = (
-            self._num_logprobs_shown,
-            max(stop, self._num_logprobs_shown),
-        )
+        shown = self._num_logprobs_shown
+        self._num_logprobs_shown = max(stop, shown)
         offset = sum(len(token.data.decode(errors="replace")) for token in self._logprobs[:shown])
         return tuple(self._logprobs[shown : self._num_logprobs_shown]), self.num_characters + offset
 

@@ -23,7 +23,7 @@ from semspec_gateway.generation.stored import (
 )
 from semspec_gateway.readiness import Readiness
 from semspec_gateway.served import Served
-from semspec_gateway.store.leases import Account, Leases
+from semspec_gateway.store.leases import Account, Journal, Leases
 from semspec_gateway.store.store import FIRST_FENCE, reading
 
 POLL_S = 0.25
@@ -125,7 +125,7 @@ class Generations:
             is_kept = await self.leases.keep_request(account, request_fields(choices))
 
             async def work(choice: Choice) -> None:
-                journal = self.leases.journal(choice.id, account, was_cancelled)
+                journal = Journal(self.leases, choice.id, account, was_cancelled)
                 await journal.begin(stored_fields(choice), is_kept)
                 await self.runner.run(choice, journal, lease)
 
@@ -187,7 +187,7 @@ class Generations:
             )
         except NotFound:
             choice = stored_choice(id, {**meta, "index": str(index)}, first.served, request)
-            await self.leases.journal(id, _account(request), asyncio.Event()).begin(
+            await Journal(self.leases, id, _account(request), asyncio.Event()).begin(
                 stored_fields(choice)
             )
             return choice
@@ -210,10 +210,11 @@ class Generations:
                 choice.emit(await self._outcome(choice))
                 return
             event = await self.leases.store.next_event(choice.id, event, POLL_S)
-        async with (
-            AsyncExitStack() as stack
-        ):  # this gateway is the writer now; if it fails, another may resume
-            journal = self.leases.journal(choice.id, _account(choice.request), was_cancelled, fence)
+        # This gateway is the writer now; if it fails, another may resume.
+        async with AsyncExitStack() as stack:
+            journal = Journal(
+                self.leases, choice.id, _account(choice.request), was_cancelled, fence
+            )
             journal.beat()
             stack.callback(journal.leave)
             await take_slots()

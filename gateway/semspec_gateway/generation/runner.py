@@ -130,9 +130,8 @@ class ChoiceRunner:
         if choice.fallback is not None:  # the fallback to the target alone outlasts a restart
             generation = replace(generation, fallback=choice.fallback)
         async with aclosing(decode(generation, choice.served.pinned)) as events:
-            while (
-                choice.stop_checker.stop is None or choice.open_text
-            ):  # a segment that has begun is completed
+            # After a stop sequence, the open segment is still completed.
+            while choice.stop_checker.stop is None or choice.open_text:
                 # The prompt was accepted when it was encoded; else what is invalid now is not the client's mistake.
                 with broken_target(InvalidRequest, InternalError):
                     event = await anext(events)

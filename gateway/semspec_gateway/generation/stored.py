@@ -60,15 +60,6 @@ def stored_request(id: str, meta: Mapping[str, str], strategies: Strategies) -> 
         return replace(request, grammar=meta["grammar"])
 
 
-def stored_access(id: str, meta: Mapping[str, str]) -> tuple[str, bool]:
-    """Return the owner of the generation `id`, and whether it is kept after its end.
-
-    Raises: Unavailable when the fields cannot be read.
-    """
-    with reading(f"generation {id}"):
-        return meta["owner"], meta["is_kept"] == "true"
-
-
 async def stored_trace(id: str, store: Store, start: int = 0) -> list[SegmentRecord]:
     """The records of the generation `id` from number `start` on. Raises: Unavailable, also if they cannot be read."""
     lines = await store.trace(id, start)

@@ -27,55 +27,52 @@ def _refusals(request: GenerationRequest, served: Served) -> Iterator[InvalidReq
             f"the services do not support the segmentation {name!r} for this strategy, only: {names}",
             "segmentation",
         )
-    is_held = strategy.supports_grammars or (
+    supports_grammar = strategy.supports_grammars or (
         request.answer_strategy and not strategy.verifies_tokens
     )
-    if request.grammar and not is_held:
-        message = (
-            f"the strategy {strategy.name!r} judges what is written, and cannot hold it to a format"
+    if request.grammar and not supports_grammar:
+        choices = "or choose 'target'"
+        if not strategy.verifies_tokens:
+            choices = "choose 'target', or send exact_answer"
+        yield InvalidRequest(
+            f"the strategy {strategy.name!r} judges drafts, and cannot hold them to a format",
+            "strategy",
+            remedy=f"leave it out, {choices}",
         )
-        remedy = (
-            "or choose 'target'"
-            if strategy.verifies_tokens
-            else "choose 'target', or send exact_answer"
-        )
-        yield InvalidRequest(message, "strategy", remedy=f"leave it out, {remedy}")
     if request.grammar and (
         unable := [info.model for info in writers if not info.supports_grammars]
     ):
-        reason = "it needs a vocabulary that spells any text, and no server that writes for a model"
+        reason = "its vocabulary cannot spell every text, or a server writes for it"
         message = f"{unable[0]} cannot be held to a format: {reason}"
         yield InvalidField(message, GRAMMAR, remedy="leave it out")
     if request.thinking_token_budget is not None and request.num_logprobs is not None:
-        message = "a reasoning that is ended has no logprobs there"
+        message = "there are no logprobs where the budget ends the reasoning"
         yield InvalidField(message, "thinking_token_budget", remedy="leave out one of them")
     if request.min_tokens and (strategy.verifies_tokens or request.grammar):
-        reason = "neither in a format nor with a strategy that verifies tokens"
         yield InvalidRequest(
-            f"min_tokens, ignore_eos: the end cannot be put off {reason}",
+            "min_tokens, ignore_eos: not supported in a format, or by a strategy that verifies tokens",
             "min_tokens",
             remedy="leave them out",
         )
     if request.min_tokens and not all(info.supports_penalties for info in writers):
         yield InvalidRequest(
-            "min_tokens, ignore_eos: a server writes for one of the models",
+            "min_tokens, ignore_eos: not supported, because a server writes for one of the models",
             "min_tokens",
             remedy="leave them out",
         )
     if request.sampling.min_p and not all(info.supports_min_p for info in writers):
-        message = "a server writes for one of the models that may not know it"
+        message = "a server that may not support it writes for one of the models"
         yield InvalidField(message, "min_p", remedy="leave it out")
     if not (penalties.is_neutral or strategy.supports_grammars):
-        message = f"the strategy {strategy.name!r} judges or verifies drafts by the models' own probabilities"
         yield InvalidRequest(
-            f"{message}, not by penalised ones",
+            f"the strategy {strategy.name!r} judges or verifies drafts by probabilities without penalties",
             "strategy",
             remedy=f"leave out {' and '.join(_fields_of(penalties))}, or choose 'target'",
         )
     if not penalties.is_neutral and (
         unable := [info.model for info in writers if not info.supports_penalties]
     ):
-        message = f"{unable[0]} takes no penalties, as a server writes for one of the models"
+        message = f"{unable[0]} does not support penalties, because a server writes for it"
         first, *_ = fields = _fields_of(penalties)
         yield InvalidField(message, first, remedy=f"leave out {' and '.join(fields)}")
     if (
@@ -84,25 +81,26 @@ def _refusals(request: GenerationRequest, served: Served) -> Iterator[InvalidReq
         and served.draft.tokenizer != target.tokenizer
     ):
         yield InvalidField(
-            "draft and target have other token ids",
+            "draft and target have different token ids",
             "logit_bias",
             remedy="leave it out, or choose 'target'",
         )
     last = max((token for token, _ in penalties.logit_bias), default=-1)
     smallest = min(writers, key=attrgetter("num_token_ids"))
     if last >= smallest.num_token_ids:
-        message = (
-            f"{last} is no token of {smallest.model}, whose ids are below {smallest.num_token_ids}"
+        yield InvalidField(
+            f"{last} is not a token id of {smallest.model}: they are below {smallest.num_token_ids}",
+            "logit_bias",
+            remedy="POST /tokenize returns the ids of a text",
         )
-        yield InvalidField(message, "logit_bias", remedy="POST /tokenize tells those of a text")
     for name in request.variables:
         if name not in target.template_variables:
-            field, known = (
+            known = ", ".join(target.template_variables) or "none"
+            yield InvalidField(
+                f"the chat template of {target.model} has no variable {name!r} that a request may set",
                 f"chat_template_kwargs.{name}",
-                ", ".join(target.template_variables) or "none",
+                remedy=f"leave it out (it has: {known})",
             )
-            message = f"the chat template of {target.model} has no variable {name!r} that a request may set"
-            yield InvalidField(message, field, remedy=f"leave it out (it has: {known})")
 
 
 def _fields_of(penalties: Penalties) -> list[str]:

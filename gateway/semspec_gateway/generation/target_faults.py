@@ -63,12 +63,8 @@ class TargetRetry:
         Raises: `failure` when it does not in time; Mismatch when it serves another model by then.
         """
         if num_segments > self._num_segments:
-            self._num_segments, self._until, self._pause_s = (
-                num_segments,
-                monotonic() + self._timeout_s,
-                FIRST_PAUSE_S,
-            )
-            self._num_failures = 0
+            self._num_segments, self._num_failures = num_segments, 0
+            self._until, self._pause_s = monotonic() + self._timeout_s, FIRST_PAUSE_S
             _log.warning("waiting up to %g s for the target: %s", self._timeout_s, failure)
         self._num_failures += isinstance(failure, Unavailable)
         if self._num_failures > MAX_RETRIES_WITHOUT_PROGRESS:

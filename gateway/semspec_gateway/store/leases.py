@@ -59,7 +59,7 @@ class Journal:
         generation: str,
         account: Account,
         cancelled: asyncio.Event,
-        fence: int,
+        fence: int = FIRST_FENCE,
     ) -> None:
         """`cancelled` is set when the generation is cancelled, here or through another gateway."""
         self._leases, self._store = leases, leases.store
@@ -270,11 +270,6 @@ class Leases:
     writer_lease_s: float
     num_running: Counter[str] = field(default_factory=Counter)
     """Choices that this gateway writes at present, by request."""
-
-    def journal(
-        self, generation: str, account: Account, cancelled: asyncio.Event, fence: int = FIRST_FENCE
-    ) -> Journal:
-        return Journal(self, generation, account, cancelled, fence)
 
     async def keep_request(self, account: Account, fields: Mapping[str, str]) -> bool:
         """Store what all choices of a request share; False, with a line in the log, if that fails."""

@@ -40,8 +40,7 @@ class Shared:
             task = self._joinable[key] = asyncio.create_task(run())
             self._running.add(task)
             task.add_done_callback(self._running.discard)
-            task.add_done_callback(
-                lambda done: done.cancelled() or done.exception()
-            )  # all callers may be cancelled
+            # All callers may be cancelled.
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
         result: T = await asyncio.shield(task)
         return result

@@ -121,10 +121,8 @@ class Store:
             for name in _SCRIPTS
         }
         self._calls: set[asyncio.Future[Any]] = set()
-        self._connections, self._watches = (
-            asyncio.Semaphore(NUM_CONNECTIONS),
-            asyncio.Semaphore(NUM_WATCHES),
-        )
+        self._connections = asyncio.Semaphore(NUM_CONNECTIONS)
+        self._watches = asyncio.Semaphore(NUM_WATCHES)
         self._shared = Shared()
         self.max_owner_bytes = UNLIMITED_OWNER_BYTES
         """Bytes that an owner may store, by the last `check`."""
@@ -285,9 +283,8 @@ class Store:
         Returns: the id of the last event; `after` if none came within `timeout_s`, or within that of a caller who has
         waited for the same event before. Raises: Unavailable.
         """
-        block_ms = max(
-            1, int(1000 * min(timeout_s, self._settings.redis_timeout_s / 2))
-        )  # 0: without a timeout
+        # Redis takes 0 for no timeout.
+        block_ms = max(1, int(1000 * min(timeout_s, self._settings.redis_timeout_s / 2)))
 
         async def read() -> str:
             call = self._client.xread(
@@ -397,9 +394,8 @@ class Store:
         call = asyncio.ensure_future(bounded())
         self._calls.add(call)
         call.add_done_callback(self._calls.discard)
-        call.add_done_callback(
-            lambda done: done.cancelled() or done.exception()
-        )  # its caller may be cancelled
+        # Its caller may be cancelled.
+        call.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
             with reading(subject):
                 return await asyncio.shield(call)

@@ -189,26 +189,16 @@ class _OpenAIFormat(Format):
                 [self._chunk([self._piece(index, event.delta)])] if event.delta != Delta() else []
             )
         choice = self._piece(index, event.delta, self._logprobs(event.logprobs, event.offset))
-        if isinstance(event, Written):
-            writing = (
-                answers.ChunkWriting(writing=event.place.num_segments)
-                if self._options.trace
-                else None
-            )
-            return [self._chunk([choice], semspec=writing)]
-        if (
-            event.was_shown
-            and event.delta == Delta()
-            and not (event.logprobs or self._options.trace)
-        ):
-            return []
         if self._options.trace:
-            return [
-                self._chunk(
-                    [choice], semspec=answers.ChunkSegment(segment=SegmentTrace.of(event.record))
-                )
-            ]
+            return [self._chunk([choice], semspec=self._progress(event))]
+        if isinstance(event, Kept) and event.was_shown and not event.logprobs:
+            return [self._chunk([choice])] if event.delta != Delta() else []
         return [self._chunk([choice])]
+
+    def _progress(self, event: Written | Kept) -> BaseModel:
+        if isinstance(event, Written):
+            return answers.ChunkWriting(writing=event.place.num_segments)
+        return answers.ChunkSegment(segment=SegmentTrace.of(event.record))
 
     def closing(self, index: int, ended: Ended, choices: Sequence[Choice]) -> list[BaseModel]:
         end = [self._piece(index, Delta(), reason=ended.reason)]

@@ -195,16 +195,12 @@ class ResponsesFormat(Format):
         """The events of a call, which closes the text before it."""
         yield from self._closed("completed")
         index, self._num_items = self._num_items, self._num_items + 1
-        added, done = (
-            _call_item(call, "", "in_progress"),
-            _call_item(call, call.arguments, "completed"),
-        )
+        added = _call_item(call, "", "in_progress")
+        done = _call_item(call, call.arguments, "completed")
         yield self._item_event("added", index, added)
         position: dict[str, Any] = {"item_id": added.id, "output_index": index}
-        kind, whole = (
-            "response.function_call_arguments",
-            {"name": call.name, "arguments": call.arguments},
-        )
+        kind = "response.function_call_arguments"
+        whole = {"name": call.name, "arguments": call.arguments}
         yield self._event(
             bodies.ResponseArguments, f"{kind}.delta", delta=call.arguments, **position
         )

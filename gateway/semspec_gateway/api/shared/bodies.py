@@ -97,9 +97,8 @@ class Bodies:
                 finally:
                     duration_s = monotonic() - begin
         finally:
-            self._cooldowns.spawn(
-                _end_later(turn, COOLDOWN * duration_s)
-            )  # the request goes on meanwhile
+            # The request goes on meanwhile.
+            self._cooldowns.spawn(_end_later(turn, COOLDOWN * duration_s))
 
 
 async def _end_later(turn: AsyncExitStack, delay_s: float) -> None:

@@ -96,9 +96,8 @@ def install_handlers(app: FastAPI, metrics: Metrics) -> None:
 
     @app.exception_handler(SemspecError)
     async def on_semspec_error(request: Request, error: SemspecError) -> Response:
-        if isinstance(
-            error, Unauthenticated
-        ):  # the client's key is valid: a service rejected the gateway's token
+        # A service has rejected the gateway's token; the client's own key is valid.
+        if isinstance(error, Unauthenticated):
             error = Unavailable(
                 "a service rejected this gateway's token",
                 remedy="give it the services' token",

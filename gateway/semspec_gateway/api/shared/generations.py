@@ -27,7 +27,6 @@ from semspec_gateway.api.shared.responder import Responder
 from semspec_gateway.generation.choice import Place
 from semspec_gateway.generation.request import Parameters
 from semspec_gateway.generation.stored import (
-    stored_access,
     stored_prompts,
     stored_request,
     stored_trace,
@@ -148,8 +147,9 @@ async def owned(id: str, owner: str, store: Store) -> dict[str, str]:
     """
     fields = await store.generation(id)
     has_ended = fields["status"] not in ("running", "interrupted")
-    stored_for, is_kept = stored_access(id, fields)
-    if stored_for != owner or (has_ended and not is_kept):
+    with reading(f"generation {id}"):
+        is_visible = fields["owner"] == owner and not (has_ended and fields["is_kept"] != "true")
+    if not is_visible:
         raise NotFound(f"generation {id} does not exist, or has expired", "id")
     return fields
 

@@ -118,7 +118,7 @@ class IdempotencyKey:
                     raise InvalidRequest(
                         "this key was used for another request",
                         "Idempotency-Key",
-                        remedy="take a new one",
+                        remedy="use a new one",
                     )
                 try:
                     async with asyncio.timeout(timeout_s):

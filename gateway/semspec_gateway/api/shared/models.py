@@ -7,7 +7,6 @@ from fastapi import APIRouter
 from semspec.errors import NotFound
 from semspec.records import Body
 from semspec_gateway.api.shared.document import Responses, errors
-from semspec_gateway.api.shared.resolver import model_names
 from semspec_gateway.readiness import Readiness
 from semspec_gateway.settings import GatewaySettings
 
@@ -46,8 +45,8 @@ def router(readiness: Readiness, settings: GatewaySettings) -> APIRouter:
     routes = APIRouter(prefix="/v1/models", tags=["models"])
 
     def names() -> dict[str, ModelName]:
-        root, known, default = settings.name, readiness.strategies, readiness.default_strategy
-        named = dict(zip(model_names(settings, known), (default, *known), strict=True))
+        root, default = settings.name, readiness.default_strategy
+        named = {root: default} | {f"{root}:{name}": name for name in readiness.strategies}
         if readiness.version:
             named[f"{root}@{readiness.version}"] = default
         return {
@@ -70,12 +69,9 @@ def router(readiness: Readiness, settings: GatewaySettings) -> APIRouter:
         served = names()
         if name not in served:
             lacks = readiness.unsupported.get(name.removeprefix(f"{settings.name}:"))
-            reason = (
-                f": the pair does not support its strategy ({lacks})"
-                if lacks
-                else "; GET /v1/models lists all"
-            )
-            raise NotFound(f"the model {name!r} does not exist{reason}", "model")
+            reason = f": the pair does not support its strategy ({lacks})" if lacks else ""
+            remedy = "" if lacks else "GET /v1/models lists all"
+            raise NotFound(f"the model {name!r} does not exist{reason}", "model", remedy=remedy)
         return served[name]
 
     return routes

@@ -123,15 +123,14 @@ def router(
     async def state(
         name: str, ask: Callable[[], Awaitable[T]], describe: Callable[[T], str]
     ) -> Service:
-        status = "ok"
+        status = "away"
         try:
             async with asyncio.timeout(settings.health_timeout_s):
-                detail = describe(await ask())
-        except (SemspecError, TimeoutError) as error:
-            status, detail = (
-                "away",
-                error.text if isinstance(error, SemspecError) else "no answer in time",
-            )
+                status, detail = "ok", describe(await ask())
+        except SemspecError as error:
+            detail = error.text
+        except TimeoutError:
+            detail = "no answer in time"
         return Service.model_validate({"name": name, "status": status, "detail": detail})
 
     return routes

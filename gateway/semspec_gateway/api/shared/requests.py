@@ -87,15 +87,13 @@ MESSAGE_DEFAULTS: Neutral = {
 CACHE_LABELS = frozenset({"cache_control", "prompt_cache_breakpoint"})
 """Hints where to cache a prompt, which happens anyway."""
 MESSAGE_LABELS = CACHE_LABELS | {
-    *(
-        "annotations",
-        "id",
-        "parsed",
-        "phase",
-        "provider_specific_fields",
-        "reasoning_details",
-        "thinking_blocks",
-    )
+    "annotations",
+    "id",
+    "parsed",
+    "phase",
+    "provider_specific_fields",
+    "reasoning_details",
+    "thinking_blocks",
 }
 """Fields of earlier answers that add no text to the prompt; they are accepted and ignored."""
 

@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
@@ -82,11 +82,6 @@ def variables_of(variables: JsonObject | None, effort: str | None, field: str) -
             remedy="give one of them",
         )
     return {**(variables or {}), EFFORT: effort}
-
-
-def model_names(settings: GatewaySettings, strategies: Iterable[str]) -> list[str]:
-    """Model names of the API: the pair's own name, and one for each of `strategies`."""
-    return [settings.name, *(f"{settings.name}:{strategy}" for strategy in strategies)]
 
 
 def check_model(
@@ -202,18 +197,18 @@ class Resolver:
             raise InvalidRequest(f"n is {num_choices}, but at most {limit} choices are served", "n")
         if client_request.num_choices > limit:
             message = (
-                f"{num_prompts} prompts of n {num_choices} are over the limit of {limit} choices"
+                f"{num_prompts} prompts with n {num_choices} exceed the limit of {limit} choices"
             )
             raise InvalidRequest(message, "prompt", remedy="send fewer prompts at once")
         if session is not None and not isinstance(client_request.prompts[0], tuple):
             raise InvalidRequest(
-                "sessions store the turns of a chat",
+                "sessions are for chats",
                 "semspec.session",
                 remedy="use /v1/chat/completions",
             )
         if num_choices > 1 and session is not None:
             raise InvalidRequest(
-                "a session has one next turn", "n", remedy="leave out n or the session"
+                "a session takes one answer, not several", "n", remedy="leave out n or the session"
             )
 
 

@@ -170,9 +170,8 @@ class TokenizeMessages(CompatibleRequestModel):
 
 
 def _kind_of_text(body: object) -> str:
-    names = (
-        body if isinstance(body, dict) else getattr(body, "model_fields_set", ())
-    )  # a model that is valid already
+    # Pydantic passes a body, or a model when it serializes it.
+    names = body if isinstance(body, dict) else getattr(body, "model_fields_set", ())
     return "<tgi>" if "inputs" in names else "<chat>" if "messages" in names else "<text>"
 
 

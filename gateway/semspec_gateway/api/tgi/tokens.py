@@ -60,9 +60,8 @@ def router(preparation: Preparation, readiness: Readiness, settings: GatewaySett
         if isinstance(body, TokenizeMessages):
             messages = [message.message for message in body.messages]
             ids = (await asked(http, "messages", partial(target.encode, messages))).token_ids
-        elif (
-            body.add_special_tokens is False or not body.prompt.strip()
-        ):  # the target encodes no empty prompt
+        elif body.add_special_tokens is False or not body.prompt.strip():
+            # The target encodes no empty prompt.
             ids = tuple(
                 token.id
                 for token in await asked(http, "prompt", partial(target.tokenize, body.prompt))
