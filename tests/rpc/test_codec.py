@@ -187,7 +187,9 @@ def test_value_survives_the_wire_to_the_last_bit(
 
 messages = built(Message)
 turns = st.lists(messages, min_size=1).map(tuple)
-functions = st.fixed_dictionaries({"name": text}, optional={"parameters": st.just({})})
+functions: st.SearchStrategy[Any] = st.fixed_dictionaries(
+    {"name": text}, optional={"parameters": st.just({})}
+)
 tools = st.lists(st.fixed_dictionaries({"function": functions}), min_size=1).map(tuple)
 variables = st.dictionaries(text, text | st.integers() | st.booleans() | st.none(), min_size=1)
 conversations = st.builds(Conversation, turns, tools, st.just({}) | variables)

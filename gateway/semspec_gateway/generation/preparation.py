@@ -133,12 +133,11 @@ class Preparation:
         served: Served,
     ) -> Prompts:
         """Encode the prompt for each model of the strategy."""
-        first = (Message("system", request.instructions),) if request.instructions else ()
         prompt: Prompt = request_prompt
         if isinstance(request_prompt, tuple):
-            prompt = (*first, *turns, *request_prompt)
-        if (request.tools or request.variables) and isinstance(prompt, tuple):
-            prompt = Conversation(prompt, request.tools, request.variables)
+            system = (Message("system", request.instructions),) if request.instructions else ()
+            messages = (*system, *turns, *request_prompt)
+            prompt = Conversation(messages, request.tools, request.variables)
         backends = served.pinned
         encoded = asyncio.ensure_future(
             self.tokenized(lambda: backends.target.encode(prompt), "prompt")
@@ -229,8 +228,9 @@ def budget(
     """Maximum number of output tokens. Raises: ContextTooLong."""
     windows = [(served.target.max_context_tokens, len(prompts.target.token_ids), "the window")]
     if Writer.DRAFT in request.strategy.writers:
-        draft_ids = (prompts.draft or prompts.target).token_ids
-        windows.append((served.draft.max_context_tokens, len(draft_ids), "the draft's window"))
+        draft_ids = prompts.draft.token_ids if prompts.draft else ()
+        num_draft_tokens = len(draft_ids or prompts.target.token_ids)
+        windows.append((served.draft.max_context_tokens, num_draft_tokens, "the draft's window"))
     window, num_prompt_tokens, name = min(windows, key=lambda window: window[0] - window[1])
     num_free = window - num_prompt_tokens
     if num_free < (request.max_tokens or 1):

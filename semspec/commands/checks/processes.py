@@ -89,7 +89,7 @@ def _gateway(settings: Any) -> Started:
     release = _loaded("semspec_gateway.releases:load_served_release")(
         settings.pair, settings.defaults
     )
-    words = f", the release is {release.label}" if release else ""
+    words = f", the release is {release.pair.label}" if release else ""
     return Started(f"its settings are valid{words}", settings, release)
 
 
