@@ -81,7 +81,7 @@ class Readiness:
         """The process is shutting down: running requests continue, new ones should go to another gateway."""
 
     def require(self) -> Served:
-        """What is served. Raises: Unavailable, Mismatch."""
+        """Return what is served. Raises: Unavailable, Mismatch."""
         served, error = self.status.served, self.status.error
         if error is not None:
             raise copy(error)  # one that is raised repeatedly would accumulate tracebacks
@@ -92,7 +92,7 @@ class Readiness:
         return served
 
     def known(self) -> Served:
-        """What is served, or was at the last handshake with the target, for requests that may wait for it.
+        """Return what is served, or was at the last handshake with the target, for requests that may wait for it.
 
         Raises: Unavailable, Mismatch.
         """

@@ -51,7 +51,7 @@ class Served:
     target: ModelInfo
     verifier: VerifierInfo
     backends: Backends = field(compare=False, repr=False)
-    """The services, and what the gateway judges by under `likelihood`."""
+    """The services, and the calibration of the strategy `likelihood`."""
     strategies: Strategies = field(default_factory=lambda: STRATEGIES)
     """The gateway's table."""
     release: ServedRelease | None = None
@@ -61,7 +61,7 @@ class Served:
 
     @property
     def likelihood(self) -> Calibration | None:
-        """What the gateway judges by under `likelihood`."""
+        """The calibration of the strategy `likelihood`."""
         return self.backends.likelihood
 
     @property
@@ -71,7 +71,7 @@ class Served:
 
     @property
     def identity(self) -> dict[str, str]:
-        """Which models and probes these are, and which calibration."""
+        """Fingerprints of the models, the probes and the calibration, and the release's label."""
         return {
             "draft": self.draft.fingerprint,
             "target": self.target.fingerprint,

@@ -109,7 +109,7 @@ class Preparation:
             return choices
 
     async def _check_json(self, served: Served) -> None:
-        """Raises: InvalidRequest when the target is known not to write JSON."""
+        """Check that the target can write JSON. Raises: InvalidRequest."""
         if (target := served.target).fingerprint not in self._writes_json:
             mean = await self.tokenized(
                 lambda: _mean_log_probability_of_json(served.pinned.target), GRAMMAR
@@ -200,6 +200,7 @@ async def _mean_log_probability_of_json(target: Target) -> float:
 def check_session_size(
     request: GenerationRequest, turns: Sequence[Message], max_bytes: int
 ) -> None:
+    """Check that the session has room for the request's messages. Raises: InvalidRequest."""
     num_bytes = sum(map(turn_bytes, (*turns, *request.messages)))
     if request.session is not None and num_bytes > max_bytes:
         message = f"session {request.session} would exceed {max_bytes} bytes"
@@ -225,7 +226,7 @@ def _larger_window(served: Served) -> str:
 def budget(
     request: GenerationRequest, prompts: Prompts, served: Served, operator_default: int | None
 ) -> int:
-    """Maximum number of output tokens. Raises: ContextTooLong."""
+    """Return the maximum number of output tokens. Raises: ContextTooLong."""
     windows = [(served.target.max_context_tokens, len(prompts.target.token_ids), "the window")]
     if Writer.DRAFT in request.strategy.writers:
         draft_ids = prompts.draft.token_ids if prompts.draft else ()

@@ -12,7 +12,7 @@ from semspec_gateway.served import Served
 
 
 def check(request: GenerationRequest, served: Served) -> None:
-    """Raises: InvalidRequest if the services do not support the request; `naming` makes a field of its parameter."""
+    """Check that the services support the request. Raises: InvalidRequest, whose parameter `naming` translates."""
     if refusal := next(_refusals(request, served), None):
         raise refusal
 

@@ -88,7 +88,7 @@ class IdempotencyKey:
     def __init__(
         self, key: str, owner: str, content: tuple[str, ...], keys: IdempotencyKeys
     ) -> None:
-        """`content`: of the request with this key."""
+        """`content`: texts that identify the request with this key."""
         self._keys, self._store = keys, keys.store
         self._digest = _digest(owner, key)
         self._content = _digest(*content)

@@ -190,7 +190,7 @@ class Resolver:
         return strategy
 
     def _check_choices(self, client_request: ClientRequest, session: str | None) -> None:
-        """Raises: InvalidRequest."""
+        """Check the number of choices, and what a session allows. Raises: InvalidRequest."""
         limit, num_prompts = self.settings.max_n, len(client_request.prompts)
         num_choices = client_request.num_choices_per_prompt
         if num_choices > limit:
