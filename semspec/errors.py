@@ -60,6 +60,10 @@ class InvalidField(InvalidRequest):
         return f"{self.parameter}: {super().text}"
 
 
+class InvalidValue(InvalidRequest, ValueError):
+    """A pydantic validator refuses a value. Pydantic takes it for the ValueError it expects, and keeps its fields."""
+
+
 class ContextTooLong(InvalidRequest):
     """Prompt and requested tokens exceed the model's context window."""
 

@@ -34,13 +34,13 @@ from semspec_gateway.store.store import Store
 
 SERVER_HEADER_BYTES = 16 * 1024
 """Maximum size of an incomplete request head, in bytes."""
-TOLD_WITHIN_S = 2
+CUT_OFF_AFTER_S = 2
 """Seconds from the end of the drain until connections whose clients do not read are cut off."""
 _log = logging.getLogger(__name__)
 
 
 class _Server(uvicorn.Server):
-    """Shuts down in three steps: `/ready` fails for `settle_s`, running requests have `grace_s`, the rest is told so.
+    """Shuts down in three steps: `/ready` fails for `settle_s`, running requests have `grace_s`, the rest get an error.
 
     Then `serve` returns; uvicorn's own server would raise the signal again and end the process.
     """
@@ -81,7 +81,7 @@ def downgrade_aborted_response(record: logging.LogRecord) -> bool:
     """A filter: uvicorn logs as an error that a response is given up, as for a client that does not read it."""
     if record.msg == "ASGI callable returned without completing response.":
         record.levelno, record.levelname = logging.INFO, "INFO"
-        record.msg = "gave a response up; the connection is closed"
+        record.msg = "gave up a response; the connection is closed"
     return record.levelno >= logging.getLogger().getEffectiveLevel()
 
 
@@ -164,7 +164,7 @@ def _server_config(
         backlog=connections.backlog,
         h11_max_incomplete_event_size=SERVER_HEADER_BYTES,
         timeout_keep_alive=settings.keep_alive_s,
-        timeout_graceful_shutdown=ceil(settings.grace_s) + TOLD_WITHIN_S,
+        timeout_graceful_shutdown=ceil(settings.grace_s) + CUT_OFF_AFTER_S,
         ssl_context_factory=tls,
     )
 

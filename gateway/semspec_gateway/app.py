@@ -14,7 +14,7 @@ from semspec.decoding import STRATEGIES, Backends, Strategies
 from semspec.keys import Keys
 from semspec.rpc.clients import RemoteBackend
 from semspec_gateway.api.openai import completions, responses
-from semspec_gateway.api.shared import operations, playground, resources
+from semspec_gateway.api.shared import generations, models, operations, playground, sessions
 from semspec_gateway.api.shared.bodies import Bodies
 from semspec_gateway.api.shared.document import DocumentedApp
 from semspec_gateway.api.shared.errors import install_handlers
@@ -87,7 +87,7 @@ def create_app(
     leases = Leases(store, background, settings.writer_lease_s)
     runner = ChoiceRunner(readiness, metrics, settings, audit)
     preparation = Preparation(readiness, metrics, settings)
-    generations = Generations(runner, admission, preparation, readiness, leases)
+    running = Generations(runner, admission, preparation, readiness, leases)
     formats: dict[str, type[Format]] = {
         "chat": completions.ChatFormat,
         "completions": completions.CompletionFormat,
@@ -95,7 +95,7 @@ def create_app(
         "tgi": tgi.TgiFormat,
     }
     resolver, idempotency_keys = Resolver(readiness, settings, audit), IdempotencyKeys(store)
-    responder = Responder(resolver, generations, idempotency_keys, settings, formats)
+    responder = Responder(resolver, running, idempotency_keys, settings, formats)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -122,15 +122,15 @@ def create_app(
         lifespan=lifespan,
     )
     app.state.readiness, app.state.store, app.state.background = readiness, store, background
-    app.state.admission, app.state.generations, app.state.drain = admission, generations, drain
+    app.state.admission, app.state.generations, app.state.drain = admission, running, drain
     for router in (
         completions.router(responder),
         responses.router(responder, readiness, store),
-        resources.models(readiness, settings),
-        resources.generations(responder, store),
+        models.router(readiness, settings),
+        generations.router(responder, store),
         operations.router(backends, readiness, store, metrics, keys, settings),
         playground.router,
-        resources.sessions(store),
+        sessions.router(store),
         tgi.router(responder, readiness, settings),
         tokens.router(preparation, readiness, settings),
     ):
@@ -147,9 +147,8 @@ def create_app(
         app.add_middleware(Authenticated, keys=keys, metrics=metrics)
     app.add_middleware(HttpFraming)
     app.add_middleware(Observed, metrics=metrics)
-    if (
-        settings.origins
-    ):  # outside of all others, so that a page can read every error, and asks before it has a key
+    # The outermost, so that a page can read every error and needs no key for its preflight request.
+    if settings.origins:
         app.add_middleware(CORSMiddleware, allow_origins=settings.origins, **CROSS_ORIGIN)
     return app
 

@@ -188,9 +188,8 @@ class Connection(H11Protocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if (
-            self._is_expendable
-        ):  # also while it closes, which waits until the client has read the response
+        # A connection that closes is idle too: it waits until the client has read the response.
+        if self._is_expendable:
             self._all.mark_idle(self._descriptor)
         else:  # the next request came before the response
             self._all.mark_busy(self._descriptor)

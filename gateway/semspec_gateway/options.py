@@ -14,7 +14,7 @@ from pydantic import (
 
 from semspec.decoding import PREFERRED, STRATEGIES, Options, RetrievalOptions
 from semspec.decoding.generation import RewriteName
-from semspec.errors import InvalidRequest, Mismatch
+from semspec.errors import InvalidRequest, InvalidValue, Mismatch
 from semspec.files import first_error
 from semspec.release import Release
 from semspec.types import (
@@ -32,9 +32,9 @@ else:
 
 
 def or_default(model: type[BaseModel]) -> Any:
-    """Null in the place of an object counts as the object without fields."""
+    """Accept null instead of an object, as the object without fields."""
     return BeforeValidator(
-        lambda given: {} if given is None else given, json_schema_input_type=model | None
+        lambda value: {} if value is None else value, json_schema_input_type=model | None
     )
 
 
@@ -61,8 +61,9 @@ class RequestModel(BaseModel):
     @classmethod
     def _has_few_fields(cls, values: Any) -> Any:
         if isinstance(values, dict) and len(values) > MAX_FIELDS:
-            raise ValueError(
-                f"it should have at most {MAX_FIELDS} fields, not {len(values)}; leave some out"
+            raise InvalidValue(
+                f"it should have at most {MAX_FIELDS} fields, not {len(values)}",
+                remedy="leave some out",
             )
         return values
 
@@ -77,8 +78,9 @@ class AcceptanceOptions(RequestModel):
     @model_validator(mode="after")
     def _threshold_is_used(self) -> Self:
         if self.rule == "sample" and self.threshold is not None:
-            raise ValueError(
-                "the rule 'sample' takes no threshold; leave it out or set rule to 'threshold'"
+            raise InvalidValue(
+                "the rule 'sample' takes no threshold",
+                remedy="leave it out or set rule to 'threshold'",
             )
         return self
 
@@ -90,7 +92,10 @@ class RetrievalChoices(RequestModel):
 
 
 class StrategyOptions(RequestModel):
-    """What a request and the operator say of the strategies' options; None: the other's, then the built-in value."""
+    """Options of the strategies, set by a request or by the operator.
+
+    None in a request selects the operator's value, and None there the built-in one.
+    """
 
     rewrite: RewriteName | None = Field(
         None,
@@ -152,7 +157,7 @@ class Defaults(StrategyOptions):
     @model_validator(mode="after")
     def _fit_the_strategy(self) -> Self:
         try:
-            STRATEGIES[self._own](self.options(self._own))
+            STRATEGIES[self._strategy_name](self.options(self._strategy_name))
         except InvalidRequest as error:
             raise ValueError(str(error)) from None
         return self
@@ -167,21 +172,21 @@ class Defaults(StrategyOptions):
             ) from None
 
     @property
-    def _own(self) -> str:
+    def _strategy_name(self) -> str:
         return self.strategy or PREFERRED[0]
 
-    def options(self, strategy: str, given: StrategyOptions | None = None) -> Options:
-        """The options of a request for `strategy` that gives these."""
-        own, changes = _values(self), _values(given or StrategyOptions())
-        if strategy != self._own:
-            own.pop("num_speculative_tokens", None)
-            own["acceptance"].pop("threshold", None)
+    def options(self, strategy: str, requested: StrategyOptions | None = None) -> Options:
+        """Return the options of a request for `strategy`: the requested ones, and these defaults for the others."""
+        defaults, changes = _values(self), _values(requested or StrategyOptions())
+        if strategy != self._strategy_name:
+            defaults.pop("num_speculative_tokens", None)
+            defaults["acceptance"].pop("threshold", None)
         if "threshold" in changes["acceptance"]:
-            own["acceptance"]["rule"] = "threshold"
-        acceptance = Acceptance(**own.pop("acceptance") | changes.pop("acceptance"))
-        retrieval = RetrievalOptions(**own.pop("retrieval") | changes.pop("retrieval"))
+            defaults["acceptance"]["rule"] = "threshold"
+        acceptance = Acceptance(**defaults.pop("acceptance") | changes.pop("acceptance"))
+        retrieval = RetrievalOptions(**defaults.pop("retrieval") | changes.pop("retrieval"))
         return Options(
-            **own | changes,
+            **defaults | changes,
             acceptance=acceptance,
             retrieval=retrieval,
             draft_ahead=self.draft_ahead,

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -15,7 +15,7 @@ from semspec.errors import Mismatch, SemspecError, Unavailable
 from semspec.types import ModelInfo, VerifierInfo
 from semspec_gateway.metrics import POOLED, Metrics
 from semspec_gateway.releases import load_served_release
-from semspec_gateway.served import Served, Status, describe, mismatch
+from semspec_gateway.served import Served, mismatch
 from semspec_gateway.settings import GatewaySettings
 from semspec_gateway.store.store import Store
 
@@ -26,6 +26,31 @@ HANDSHAKE_INTERVAL_S = 10.0
 RECHECK_S = 1.0
 """Seconds between handshakes while a service is missing."""
 _HANDSHAKE = TypeAdapter(tuple[ModelInfo, ModelInfo, VerifierInfo])
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """The result of the last handshake."""
+
+    served: Served | None
+    """None until the first handshake that succeeded in full."""
+    error: SemspecError | None
+    """Why no generation can be served now."""
+    missing: SemspecError | None = None
+    """Which service is unavailable while the target generates alone."""
+    store: SemspecError | None = None
+    """Why nothing is stored in Redis; generations continue without it."""
+
+
+def describe(status: Status, reason: Callable[[SemspecError], str] | None = str) -> str:
+    """The status in one line, each error by its `reason`; None: without the reasons of what is missing."""
+    if status.error is not None:
+        return (reason or str)(status.error)
+    if status.served is None:
+        return "no handshake yet"
+    losses = {"with the target alone": status.missing, "without Redis": status.store}
+    parts = [f"{name}: {reason(loss)}" if reason else name for name, loss in losses.items() if loss]
+    return ", ".join(["ready", *parts])
 
 
 class Readiness:
@@ -56,7 +81,7 @@ class Readiness:
         """The process is shutting down: running requests continue, new ones should go to another gateway."""
 
     def require(self) -> Served:
-        """What is served. Raises: Unavailable, Mismatch."""
+        """Return what is served. Raises: Unavailable, Mismatch."""
         served, error = self.status.served, self.status.error
         if error is not None:
             raise copy(error)  # one that is raised repeatedly would accumulate tracebacks
@@ -67,7 +92,7 @@ class Readiness:
         return served
 
     def known(self) -> Served:
-        """What is served, or was at the last handshake with the target, for requests that may wait for it.
+        """Return what is served, or was at the last handshake with the target, for requests that may wait for it.
 
         Raises: Unavailable, Mismatch.
         """
@@ -81,8 +106,8 @@ class Readiness:
         served = self.status.served
         return served.release.pair.version if served and served.release else None
 
-    def require_place(self) -> None:
-        """Raises Unavailable or Mismatch when load balancers should not send requests here."""
+    def require_ready(self) -> None:
+        """Check that load balancers may send requests here. Raises: Unavailable, Mismatch."""
         if self.is_draining:
             raise Unavailable("this gateway is shutting down", remedy="use another")
         self.require()
@@ -93,28 +118,24 @@ class Readiness:
         served = self.status.served
         if served is None:
             return tuple(self.table)
-        return served.supported(served.defaults(self._settings.defaults))
+        return served.supported
 
     @property
     def unsupported(self) -> dict[str, str]:
         """Reasons against the strategies that the pair does not support; empty before the first handshake."""
         served = self.status.served
-        return (
-            {} if served is None else served.unsupported(served.defaults(self._settings.defaults))
-        )
+        return {} if served is None else served.unsupported
 
     @property
     def default_strategy(self) -> str:
         """The strategy of a request that names none; empty before the first handshake."""
         served = self.status.served
-        return (
-            "" if served is None else served.default_name(served.defaults(self._settings.defaults))
-        )
+        return "" if served is None else served.default_name
 
     def suspect(self, missing: str | None = None) -> None:
         """Repeat the handshake soon: a call failed, or a generation fell back because of what is `missing`.
 
-        Until then the status names it, so that no one who has seen the fallback reads that all is well.
+        Until then the status names it, so that a client that has seen the fallback does not read that all is well.
         """
         self._suspected.set()
         if missing and self.status.missing is None:
@@ -139,32 +160,24 @@ class Readiness:
         """Perform one handshake."""
         self._suspected.clear()
         before, status = self.status, await self._handshake()
-        if (
-            status.missing is None and self._suspected.is_set()
-        ):  # its answers are older than the suspicion
+        # The answers may be older than the suspicion.
+        if status.missing is None and self._suspected.is_set():
             status = replace(status, missing=self.status.missing)
         self.status = status
-        if describe(before) != describe(self.status):
+        self._log_change(before, status)
+
+    def _log_change(self, before: Status, status: Status) -> None:
+        if describe(before) != describe(status):
             remedy = ""
-            if (
-                status.error is not None or status.missing is not None
-            ):  # for the log, since clients see the status
-                addresses = {
-                    role.upper(): getattr(self._settings, f"{role}_address") for role in POOLED
-                }
-                given = ", ".join(
-                    f"SEMSPEC_GATEWAY_{role}_ADDRESS={value}" for role, value in addresses.items()
+            if status.error or status.missing:  # only in the log, since clients see the status
+                addresses = ", ".join(
+                    f"SEMSPEC_GATEWAY_{role.upper()}_ADDRESS={getattr(self._settings, f'{role}_address')}"
+                    for role in POOLED
                 )
-                remedy = f"; start what does not answer, or fix one of {given}"
-            _log.info("readiness: %s%s", describe(self.status), remedy)
-            if (
-                status.served is not None
-                and status.error is None
-                and before.served != status.served
-            ):
-                _log.info(
-                    "%s", status.served.support(status.served.defaults(self._settings.defaults))
-                )
+                remedy = f"; start what does not answer, or fix one of {addresses}"
+            _log.info("readiness: %s%s", describe(status), remedy)
+            if status.served and status.error is None and before.served != status.served:
+                _log.info("%s", status.served.support)
         known = before.served.sends_whole_states if before.served else ()
         for role in status.served.sends_whole_states if status.served else ():
             if role not in known:
@@ -205,12 +218,14 @@ class Readiness:
         return Status(served, error, missing, store)
 
     def _served(self, draft: ModelInfo, target: ModelInfo, verifier: VerifierInfo) -> Served:
-        return Served(draft, target, verifier, self._backends, self.table, self._release)
+        release = self._release
+        defaults = release.defaults if release else self._settings.defaults
+        return Served(draft, target, verifier, self._backends, self.table, release, defaults)
 
     def _mismatch(self, served: Served) -> Mismatch | None:
-        """What does not match; what was found to match once is not compared again."""
+        """Return what does not match. A pair that has matched is not compared again."""
         was_checked = self.status.error is None and served == self.status.served
-        return None if was_checked else mismatch(served, self._settings)
+        return None if was_checked else mismatch(served, self._settings.audit)
 
     async def _store_failure(self) -> Unavailable | None:
         try:
@@ -240,7 +255,9 @@ class Readiness:
     def _key(self, target: ModelInfo) -> str:
         """Return the key of a handshake in Redis."""
         return (
-            f"{target.fingerprint} {self._release.label}" if self._release else target.fingerprint
+            f"{target.fingerprint} {self._release.pair.label}"
+            if self._release
+            else target.fingerprint
         )
 
     async def _query(self, role: str, ask: Callable[[], Awaitable[T]]) -> T | Unavailable:
@@ -252,9 +269,9 @@ class Readiness:
             return Unavailable(f"no handshake with the {role} service: {reason}")
 
 
-def _last(told: T | Unavailable, known: T) -> T:
-    """What a service reports, or reported last."""
-    return known if isinstance(told, Unavailable) else told
+def _last(answer: T | Unavailable, known: T) -> T:
+    """Return what a service reports now, or reported last."""
+    return known if isinstance(answer, Unavailable) else answer
 
 
 async def _within(limit_s: float, event: asyncio.Event) -> None:

@@ -16,8 +16,6 @@ class ServedRelease:
 
     pair: Release
     """As in `pair.json`."""
-    label: str
-    """NAME@VERSION."""
     digest: str
     """Digest of the rule."""
     defaults: Defaults
@@ -44,7 +42,7 @@ def _merged(release: Release, defaults: Defaults) -> ServedRelease:
     if likelihood is not None and likelihood.digest != release.likelihood:
         remedy = "put its own back, or make the release again with `semspec train export`"
         raise Mismatch(
-            f"{CALIBRATION_FILE} beside the release {release.label} is not the one it names",
+            f"{CALIBRATION_FILE} next to the release {release.label} is not the one it names",
             remedy=remedy,
         )
     if stated := ", ".join(sorted(release.rule.keys() & defaults.model_fields_set)):
@@ -52,4 +50,4 @@ def _merged(release: Release, defaults: Defaults) -> ServedRelease:
             f"SEMSPEC_GATEWAY_DEFAULTS sets {stated}: leave it out, it comes from SEMSPEC_GATEWAY_PAIR"
         )
     merged = defaults.with_rule(release)
-    return ServedRelease(release, release.label, digest_of(release.rule), merged, likelihood)
+    return ServedRelease(release, digest_of(release.rule), merged, likelihood)

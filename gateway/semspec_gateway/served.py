@@ -1,12 +1,12 @@
-"""What is served: the models and probes of a handshake, whether they match, and what they support."""
+"""The served pair: its models and probes, whether they match, and which strategies they support."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Protocol, Self, runtime_checkable
 
 from semspec.decoding import PREFERRED, STRATEGIES, Backends, Strategies, Strategy
 from semspec.decoding.likelihood.calibration import Calibration
-from semspec.errors import Mismatch, SemspecError
+from semspec.errors import Mismatch
 from semspec.types import (
     MIN_CONTEXT_TOKENS,
     STATE_CONVENTION,
@@ -18,7 +18,7 @@ from semspec.types import (
 )
 from semspec_gateway.options import Defaults
 from semspec_gateway.releases import ServedRelease
-from semspec_gateway.settings import GatewaySettings
+from semspec_gateway.settings import AuditOptions
 
 
 @runtime_checkable
@@ -51,25 +51,27 @@ class Served:
     target: ModelInfo
     verifier: VerifierInfo
     backends: Backends = field(compare=False, repr=False)
-    """The services, and what the gateway judges by under `likelihood`."""
+    """The services, and the calibration of the strategy `likelihood`."""
     strategies: Strategies = field(default_factory=lambda: STRATEGIES)
     """The gateway's table."""
     release: ServedRelease | None = None
     """The release; None: the pair has none."""
+    defaults: Defaults = field(default_factory=Defaults)
+    """Defaults of requests: the operator's, with the release's rule if there is a release."""
 
     @property
     def likelihood(self) -> Calibration | None:
-        """What the gateway judges by under `likelihood`."""
+        """The calibration of the strategy `likelihood`."""
         return self.backends.likelihood
 
     @property
     def label(self) -> str:
         """NAME@VERSION of the release; empty without one."""
-        return self.release.label if self.release else ""
+        return self.release.pair.label if self.release else ""
 
     @property
     def identity(self) -> dict[str, str]:
-        """Which models and probes these are, and which calibration."""
+        """Fingerprints of the models, the probes and the calibration, and the release's label."""
         return {
             "draft": self.draft.fingerprint,
             "target": self.target.fingerprint,
@@ -79,27 +81,23 @@ class Served:
             **({"release": self.label} if self.release else {}),
         }
 
-    def defaults(self, own: Defaults) -> Defaults:
-        """Defaults for what a request leaves out; `own`: the operator's."""
-        return self.release.defaults if self.release else own
+    def default(self, strategy: str | None = None) -> Strategy:
+        """Return a strategy with the default options; None: that of a request that names none."""
+        name = strategy or self.default_name
+        return self.strategies[name](self.defaults.options(name))
 
-    def default(self, defaults: Defaults, strategy: str | None = None) -> Strategy:
-        """A strategy, or that of a request which names none, under the default options."""
-        name = strategy or self.default_name(defaults)
-        return self.strategies[name](defaults.options(name))
-
-    def default_name(self, defaults: Defaults) -> str:
+    @property
+    def default_name(self) -> str:
         """The strategy of a request that names none."""
-        if defaults.strategy:
-            return defaults.strategy
+        if self.defaults.strategy:
+            return self.defaults.strategy
         known = (name for name in PREFERRED if name in self.strategies)
-        return next(
-            name for name in known if self.unsupported_reason(self.default(defaults, name)) is None
-        )
+        return next(name for name in known if self.unsupported_reason(self.default(name)) is None)
 
-    def supported(self, defaults: Defaults) -> tuple[str, ...]:
-        """Names of the strategies that this pair supports under the default options."""
-        unsupported = self.unsupported(defaults)
+    @property
+    def supported(self) -> tuple[str, ...]:
+        """Names of the strategies that this pair supports with the default options."""
+        unsupported = self.unsupported
         return tuple(name for name in self.strategies if name not in unsupported)
 
     @property
@@ -117,30 +115,34 @@ class Served:
     def sends_whole_states(self) -> tuple[str, ...]:
         """Services that do not hold all projections of the verifier's probes, and so send whole states for some."""
         of_draft = (
-            {one.draft for one in self.verifier.projections} if self.draft.has_model else set()
+            {projection.draft for projection in self.verifier.projections}
+            if self.draft.has_model
+            else set()
         )
         missing = {
             "draft": of_draft - {*self.draft.projections},
-            "target": {one.target for one in self.verifier.projections if one.target}
+            "target": {
+                projection.target for projection in self.verifier.projections if projection.target
+            }
             - {*self.target.projections},
         }
         return tuple(role for role, digests in missing.items() if digests)
 
-    def unsupported(self, defaults: Defaults) -> dict[str, str]:
-        """Name what this pair lacks for each strategy that it does not support under the default options."""
-        lacks = {name: [*self._lacks(self.default(defaults, name))] for name in self.strategies}
+    @property
+    def unsupported(self) -> dict[str, str]:
+        """What this pair lacks for each strategy that it does not support with the default options."""
+        lacks = {name: [*self._lacks(self.default(name))] for name in self.strategies}
         return {
-            name: " and ".join(lack.name for lack in found)
-            for name, found in lacks.items()
-            if found
+            name: " and ".join(lack.name for lack in missing)
+            for name, missing in lacks.items()
+            if missing
         }
 
-    def support(self, defaults: Defaults) -> str:
-        """Name the strategies that this pair supports under the default options, and what it lacks for the others."""
-        supported = ", ".join(map(repr, self.supported(defaults)))
-        unsupported = ", ".join(
-            f"{name!r} ({lacks})" for name, lacks in self.unsupported(defaults).items()
-        )
+    @property
+    def support(self) -> str:
+        """A sentence with the strategies that this pair supports, and what it lacks for the others."""
+        supported = ", ".join(map(repr, self.supported))
+        unsupported = ", ".join(f"{name!r} ({lacks})" for name, lacks in self.unsupported.items())
         return f"this pair supports {supported}{unsupported and f', but not {unsupported}'}"
 
     def unsupported_reason(self, strategy: Strategy) -> Mismatch | None:
@@ -210,7 +212,7 @@ class Served:
     def supports_logprobs(self, strategy: Strategy) -> bool:
         """Whether all kept tokens have their writer's logprobs."""
         return strategy.supports_logprobs and all(
-            one.supports_logprobs for one in self._models(strategy.writers)
+            info.supports_logprobs for info in self._models(strategy.writers)
         )
 
     def writers(self, strategy: Strategy) -> list[ModelInfo]:
@@ -220,7 +222,7 @@ class Served:
     def segmentations(self, strategy: Strategy) -> frozenset[Segmentation]:
         """The segmentations that all services of a strategy support."""
         common = frozenset(Segmentation).intersection(
-            *(one.segmentations for one in self.writers(strategy))
+            *(info.segmentations for info in self.writers(strategy))
         )
         if strategy.needs_calibration and self.likelihood is not None:
             common &= {self.likelihood.segmentation}
@@ -231,33 +233,8 @@ class Served:
         return [models[writer] for writer in writers]
 
 
-@dataclass(frozen=True, slots=True)
-class Status:
-    """The result of the last handshake."""
-
-    served: Served | None
-    """None until the first handshake that succeeded in full."""
-    error: SemspecError | None
-    """Why no generation can be served now."""
-    missing: SemspecError | None = None
-    """Which service is unavailable while the target generates alone."""
-    store: SemspecError | None = None
-    """Why nothing is stored in Redis; generations continue without it."""
-
-
-def describe(status: Status, reason: Callable[[SemspecError], str] | None = str) -> str:
-    """The status in one line, each error by its `reason`; None: without the reasons of what is missing."""
-    if status.error is not None:
-        return (reason or str)(status.error)
-    if status.served is None:
-        return "no handshake yet"
-    losses = {"with the target alone": status.missing, "without Redis": status.store}
-    parts = [f"{name}: {reason(loss)}" if reason else name for name, loss in losses.items() if loss]
-    return ", ".join(["ready", *parts])
-
-
-def mismatch(served: Served, settings: GatewaySettings) -> Mismatch | None:
-    """What does not match; None if everything matches."""
+def mismatch(served: Served, audit: AuditOptions) -> Mismatch | None:
+    """Return the first mismatch between the services and the settings; None if everything matches."""
     draft, target, verifier = served.draft, served.target, served.verifier
     services: dict[str, ModelInfo | VerifierInfo] = {
         "draft": draft,
@@ -295,7 +272,7 @@ def mismatch(served: Served, settings: GatewaySettings) -> Mismatch | None:
                 f"has {info.tokenizer}",
                 remedy="put the model's own tokenizer files back",
             )
-    if reason := _unaudited_reason(verifier, settings):
+    if reason := _unaudited_reason(verifier, audit):
         return reason
     if draft.datastore and draft.datastore_model != target.fingerprint:
         return Mismatch(
@@ -310,11 +287,10 @@ def mismatch(served: Served, settings: GatewaySettings) -> Mismatch | None:
             "draft, target and verifier have no segmentation in common",
             remedy="use probes trained for one the engines have",
         )
-    defaults = served.defaults(settings.defaults)
-    strategy, segmentation = served.default(defaults), defaults.segmentation
+    strategy, segmentation = served.default(), served.defaults.segmentation
     if lack := served.unsupported_reason(strategy):
         return Mismatch(
-            f"the default strategy is unsupported, {served.support(defaults)}: {lack.message}",
+            f"the default strategy is unsupported, {served.support}: {lack.message}",
             remedy=lack.remedy,
             operator_hint=", ".join(filter(None, ("SEMSPEC_GATEWAY_DEFAULTS", lack.operator_hint))),
         )
@@ -328,16 +304,16 @@ def mismatch(served: Served, settings: GatewaySettings) -> Mismatch | None:
     return None
 
 
-def _unaudited_reason(verifier: VerifierInfo, settings: GatewaySettings) -> Mismatch | None:
+def _unaudited_reason(verifier: VerifierInfo, audit: AuditOptions) -> Mismatch | None:
     """Why the audit that the settings ask for is impossible; None if it is possible or off."""
-    if settings.audit.share and not verifier.equivalence:
+    if audit.share and not verifier.equivalence:
         return Mismatch(
             "an audit is asked for, but the verifier has no equivalence of meaning",
             remedy="give it the card's, or ask for none",
             operator_hint="SEMSPEC_VERIFIER_EQUIVALENCE, SEMSPEC_GATEWAY_AUDIT",
         )
     has_curve = any(point.threshold is not None for point in verifier.operating_points)
-    if settings.audit.share and settings.audit.strictness is not None and not has_curve:
+    if audit.share and audit.strictness is not None and not has_curve:
         return Mismatch(
             "the audit's strictness needs a curve of thresholds, but the probes' report has none",
             remedy="unset it, or train probes with a report",

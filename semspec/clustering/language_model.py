@@ -19,7 +19,7 @@ from semspec.engine.causal_lm import CausalLM
 from semspec.engine.conversation import render
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.reasoning import opened_form
-from semspec.types import Message
+from semspec.types import Conversation, Message
 
 YES = ("Yes", "yes", " Yes", " yes")
 NO = ("No", "no", " No", " no")
@@ -128,7 +128,7 @@ class EntailmentPrompt:
         raw = self._lm.tokenizer.raw
         if raw.chat_template is None:
             return f"{content}\nAnswer:"
-        text = render(raw, [Message("user", content)], self._lm.info.model)
+        text = render(raw, Conversation((Message("user", content),)), self._lm.info.model)
         form = opened_form(text)
         return f"{text}{form.answer}" if form else text
 

@@ -12,7 +12,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from semspec.errors import InvalidField, InvalidRequest, is_utf8
-from semspec.types import Message
+from semspec.types import Conversation, Message
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -32,32 +32,31 @@ CALL = "<tool_call>"
 
 def render(
     tokenizer: "PreTrainedTokenizerBase",
-    messages: Sequence[Message],
+    conversation: Conversation,
     model: str,
-    tools: str = "",
-    variables: str = "",
 ) -> str:
     """Return the text of a conversation up to the start of the assistant's turn; `model` is its name in errors.
 
-    `tools`: a JSON list in OpenAI's format, or empty; `variables`: a JSON object of scalars, or empty. The role
-    developer becomes system if the template does not know it.
-
-    Raises: InvalidRequest when there is no template; or it refuses the messages, leaves out a tool, a tool's message or
-    a call, has another format of calls, or does not read one of the variables.
+    A developer is the system where the template has no such role.
+    Raises: InvalidRequest when there is no template, or it refuses the messages, leaves out a tool or a tool's message
+    or call, has another format of calls, or does not read one of the variables.
     """
     if tokenizer.chat_template is None:
         raise InvalidRequest(
             f"{model} has no chat template", "messages", remedy="use /v1/completions"
         )
+    messages, tools = conversation.messages, list(conversation.tools) or None
     if not any(message.content.strip() for message in messages):
         raise InvalidRequest("the messages are empty", "messages", remedy="send some text")
-    offered = _parse_tools(tools) if tools else None
-    if offered and (flaw := tools_flaw(tokenizer, str(tokenizer.chat_template))):
+    if tools and (flaw := tools_flaw(tokenizer, str(tokenizer.chat_template))):
         raise InvalidField(f"the chat template of {model} {flaw}", "tools", remedy="leave them out")
-    options = {
-        "tools": offered,
-        **(_parse_variables(tokenizer, variables, model) if variables else {}),
-    }
+    variables = conversation.variables
+    if variables and (unknown := sorted(variables.keys() - template_variables(tokenizer))):
+        message = (
+            f"the chat template of {model} has no variable {unknown[0]!r} that a request may set"
+        )
+        raise InvalidField(message, _VARIABLES, remedy="leave it out")
+    options = {"tools": tools, **variables}
     text, arguments = _render_turns(tokenizer, messages, options)
     if not is_utf8(text):
         raise InvalidRequest(
@@ -108,40 +107,6 @@ def template_variables(tokenizer: "PreTrainedTokenizerBase") -> frozenset[str]:
         *special,
         *_SET_BY_TRANSFORMERS,
     }
-
-
-def _parse_variables(
-    tokenizer: "PreTrainedTokenizerBase", variables: str, model: str
-) -> dict[str, Any]:
-    """Raises: InvalidRequest when `variables` is not a JSON object of scalars, or the template does not read one."""
-    try:
-        values = json.loads(variables)
-        json.dumps(values, ensure_ascii=False).encode()  # tokenizers refuse half a surrogate pair
-    except (ValueError, RecursionError):
-        values = None
-    if not isinstance(values, dict) or any(
-        isinstance(value, dict | list) for value in values.values()
-    ):
-        raise InvalidField("not a JSON object of texts, numbers, true, false and null", _VARIABLES)
-    if unknown := sorted(values.keys() - template_variables(tokenizer)):
-        message = (
-            f"the chat template of {model} has no variable {unknown[0]!r} that a request may set"
-        )
-        raise InvalidField(message, _VARIABLES, remedy="leave it out")
-    return values
-
-
-def _parse_tools(tools: str) -> list[dict[str, Any]]:
-    """Raises: InvalidRequest when `tools` is not a JSON list in OpenAI's format."""
-    try:
-        offered = json.loads(tools)
-        if isinstance(offered, list) and all(
-            isinstance(tool["function"]["name"], str) for tool in offered
-        ):
-            return offered
-    except (ValueError, LookupError, TypeError, RecursionError):
-        pass
-    raise InvalidField("not a JSON list of functions in OpenAI's format", "tools")
 
 
 @lru_cache(maxsize=8)
@@ -216,7 +181,7 @@ def _turn(
         turn |= {"tool_call_id": message.tool_call_id} if message.tool_call_id else {}
         turn |= {"content": _MARK} if is_marked else {}
     if message.tool_calls:
-        calls = json.loads(message.tool_calls)
+        calls = [call.openai for call in message.tool_calls]
         for call in calls:
             call["function"]["arguments"] = arguments(call["function"]["arguments"])
             if is_marked:

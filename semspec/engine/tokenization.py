@@ -138,13 +138,11 @@ class ModelTokenizer:
             self.check_length(len(prompt), "prompt")
             text, ids = prompt, self.raw.encode(prompt)
         else:
-            talk = prompt if isinstance(prompt, Conversation) else Conversation(tuple(prompt))
-            num_characters = sum(
-                len(message.content) + len(message.tool_calls) for message in talk.messages
+            conversation = (
+                prompt if isinstance(prompt, Conversation) else Conversation(tuple(prompt))
             )
-            num_characters += len(talk.tools) + len(talk.variables)
-            self.check_length(num_characters, "messages")
-            text = render(self.raw, talk.messages, self.info.model, talk.tools, talk.variables)
+            self.check_length(conversation.num_characters, "messages")
+            text = render(self.raw, conversation, self.info.model)
             ids = self.ids_of(text)
         if not text.strip() or not ids:
             raise InvalidRequest(

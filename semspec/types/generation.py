@@ -3,11 +3,11 @@
 import hashlib
 import json
 import struct
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, field, replace
 from enum import StrEnum
 from math import inf
-from typing import Literal
+from typing import Any, Literal
 
 MIN_CONTEXT_TOKENS = 128
 """The smallest context window that a model is served with: a short prompt and one segment."""
@@ -101,18 +101,68 @@ class Context:
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 
+JsonObject = Mapping[str, Any]
+"""A JSON object, parsed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a function in an assistant's turn."""
+
+    id: str
+    """Empty: not given."""
+    name: str
+    arguments: str
+    """JSON text as a model wrote it, which may be malformed."""
+
+    @property
+    def openai(self) -> dict[str, Any]:
+        """The call in OpenAI's format."""
+        function = {"name": self.name, "arguments": self.arguments}
+        return {**({"id": self.id} if self.id else {}), "type": "function", "function": function}
+
+
+def json_text(value: object) -> str:
+    """Write tools, calls or variables as the wire and the store hold them: JSON, or nothing for an empty value."""
+    return json.dumps(value, ensure_ascii=False) if value else ""
+
+
+def calls_json(calls: Sequence[ToolCall]) -> str:
+    """Write calls as a JSON list in OpenAI's format; empty: none."""
+    return json_text([call.openai for call in calls])
+
+
+def read_calls(text: str) -> tuple[ToolCall, ...]:
+    """Read what `calls_json` wrote. Raises: ValueError."""
+    calls = list[ToolCall]()
+    try:
+        for call in json.loads(text or "[]"):
+            function = call["function"]
+            calls.append(ToolCall(call.get("id", ""), function["name"], function["arguments"]))
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        raise ValueError("not a JSON list of calls in OpenAI's format") from None
+    if not all(isinstance(text, str) for call in calls for text in astuple(call)):
+        raise ValueError("a call's id, name and arguments are texts")
+    return tuple(calls)
+
+
 @dataclass(frozen=True, slots=True)
 class Message:
     """One turn of a conversation."""
 
     role: Role
     content: str
-    tool_calls: str = ""
-    """Calls of an assistant: a JSON list in OpenAI's format; empty: none."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    """Calls in an assistant's turn."""
     tool_call_id: str = ""
     """The call that a tool's message answers; empty: not given."""
     name: str = ""
     """Name of the participant or tool, which the chat template may show; empty: not given."""
+
+    @property
+    def num_characters(self) -> int:
+        """Characters of the content, and of the calls as JSON."""
+        return len(self.content) + len(calls_json(self.tool_calls))
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,17 +177,21 @@ class Conversation:
     """Messages, the tools that the assistant may call, and variables of the chat template."""
 
     messages: tuple[Message, ...]
-    tools: str = ""
-    """A JSON list in OpenAI's format; empty: none."""
-    variables: str = ""
-    """A JSON object of scalars by name; empty: none."""
+    tools: tuple[JsonObject, ...] = ()
+    """In OpenAI's format."""
+    variables: JsonObject = field(default_factory=dict)
+    """Scalars by name."""
+
+    @property
+    def num_characters(self) -> int:
+        """Characters of all messages, and of tools and variables as JSON."""
+        num_of_messages = sum(message.num_characters for message in self.messages)
+        return num_of_messages + len(json_text(self.tools)) + len(json_text(self.variables))
 
     def with_known(self, names: Sequence[str]) -> "Conversation":
-        """Return the conversation without variables that are not in `names`."""
-        if not self.variables:
-            return self
-        known = {name: value for name, value in json.loads(self.variables).items() if name in names}
-        return replace(self, variables=json.dumps(known) if known else "")
+        """The conversation with only those of its variables that are among `names`."""
+        known = {name: value for name, value in self.variables.items() if name in names}
+        return replace(self, variables=known)
 
 
 Prompt = str | TokenIds | Sequence[Message] | Conversation

@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerBase, Qwen2ForCausalLM
 from semspec.engine.causal_lm import CausalLM
 from semspec.engine.conversation import render
 from semspec.engine.torch_engine import TorchEngine
-from semspec.types import Context, GenerationParams, SamplingParams, Writer
+from semspec.types import Context, Conversation, GenerationParams, SamplingParams, Writer
 from semspec_bench.spec_reason import TURNS, turn_after
 from semspec_demo.documents import DELIMITER, write_document
 from semspec_demo.problems import SPLITS, Problem, boxed, make_problem
@@ -136,7 +136,7 @@ def corrections(model: Qwen2ForCausalLM, seeds: range) -> dict[str, float]:
 def grading_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Return the tokens between a step and its grade."""
     ids: list[int] = tokenizer.encode(
-        turn_after(render(tokenizer, TURNS, "the pair")), add_special_tokens=False
+        turn_after(render(tokenizer, Conversation(TURNS), "the pair")), add_special_tokens=False
     )
     return ids
 

@@ -136,7 +136,7 @@ def release(path: str) -> Json:
     release = load_served_release(Path(path), load_settings(GatewaySettings).defaults)
     assert release is not None
     return {
-        "identity": [release.label, release.digest, str(release.pair)],
+        "identity": [release.pair.label, release.digest, str(release.pair)],
         "said": [str(release.pair.rule)],
     }
 

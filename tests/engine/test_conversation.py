@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import PreTrainedTokenizerBase
@@ -10,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from semspec.engine.checkpoint import load_tokenizer
 from semspec.engine.conversation import render, template_variables
 from semspec.errors import InvalidRequest, Mismatch
-from semspec.types import Message
+from semspec.types import Conversation, Message, ToolCall
 
 PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m.content or '' }}{% endfor %}"
 SPOKEN = "{% for m in messages if m.role in ('user', 'system') %}<{{ m.role }}>{{ m.content }}{% endfor %}"
@@ -24,17 +25,11 @@ TEXTS = CALLS.replace("ARGUMENTS", "'of: ' + c.function.arguments")
 AS_JSON = CALLS.replace("ARGUMENTS", "c.function.arguments | tojson")
 NAMED = "{% for m in messages %}<{{ m.role }}{{ ' ' + m.name if m.name }}>{{ m.content or '' }}{% endfor %}"
 
-FUNCTION = {"name": "count", "arguments": '{"of": "pens"}'}
-CALL = json.dumps([{"id": "call-1", "type": "function", "function": FUNCTION}])
 ASKED = Message("user", "How many?")
-CALLED = Message("assistant", "", CALL)
+CALLED = Message("assistant", "", (ToolCall("call-1", "count", '{"of": "pens"}'),))
 ANSWERED = Message("tool", "25", tool_call_id="call-1")
 CUT = '{"of": "pe'
-BROKEN = Message(
-    "assistant",
-    "",
-    json.dumps([{"type": "function", "function": {"name": "count", "arguments": CUT}}]),
-)
+BROKEN = Message("assistant", "", (ToolCall("", "count", CUT),))
 
 
 @pytest.fixture
@@ -42,7 +37,7 @@ def tokenizer(checkpoints: dict[str, Path]) -> PreTrainedTokenizerBase:
     return load_tokenizer(str(checkpoints["qwen2"]))
 
 
-TOOLS = json.dumps([{"type": "function", "function": {"name": "weigh"}}])
+TOOLS = ({"type": "function", "function": {"name": "weigh"}},)
 WITH_TOOLS = "{% for tool in tools or [] %}[{{ tool.function.name }}]{% endfor %}" + PLAIN
 WITH_FORMAT = "{% if tools %}<tool_call>{% endif %}" + WITH_TOOLS
 THINKING = (
@@ -82,33 +77,24 @@ ANSWERS = "<user>How many?<assistant>"
         (WITH_FORMAT, [ASKED], {"tools": TOOLS}, "<tool_call>[weigh]<user>How many?"),
         (WITH_FORMAT, [ASKED], {}, "<user>How many?"),
         (THINKING, [ASKED], {}, ANSWERS),
-        (THINKING, [ASKED], {"variables": "{}"}, ANSWERS),
-        (THINKING, [ASKED], {"variables": '{"enable_thinking": true}'}, ANSWERS),
-        (THINKING, [ASKED], {"variables": '{"enable_thinking": false}'}, f"{ANSWERS}</think>"),
+        (THINKING, [ASKED], {"variables": {}}, ANSWERS),
+        (THINKING, [ASKED], {"variables": {"enable_thinking": True}}, ANSWERS),
+        (THINKING, [ASKED], {"variables": {"enable_thinking": False}}, f"{ANSWERS}</think>"),
     ],
 )
 def test_conversation_is_rendered_in_the_form_that_the_template_takes(
     tokenizer: PreTrainedTokenizerBase,
     template: str,
     messages: list[Message],
-    fields: dict[str, str],
+    fields: dict[str, Any],
     text: str,
 ) -> None:
     """A developer is the system unless the template knows the role; a tool that is rendered needs no call."""
     tokenizer.chat_template = template
-    assert render(tokenizer, messages, "m", **fields) == text
+    assert render(tokenizer, Conversation(tuple(messages), **fields), "m") == text
 
 
 REFUSING = "{{ raise_exception('only users') }}"
-NO_TOOLS = ("\x00", "{}", "[1]", '[{"function": {}}]', '[{"function": {"name": 1}}]', "[" * 20_000)
-NO_VARIABLES = (
-    "\x00",
-    "[]",
-    "1",
-    '{"enable_thinking": []}',
-    '{"enable_thinking": "\\ud800"}',
-    "[" * 20_000,
-)
 SET_ALREADY = THINKING + "{% if add_generation_prompt %}{{ bos_token }}{% endif %}"
 UNSHOWN = "does not show tool calls, or messages of the role 'tool'"
 
@@ -131,18 +117,10 @@ UNSHOWN = "does not show tool calls, or messages of the role 'tool'"
         ),
         (WITH_TOOLS, [ASKED], {"tools": TOOLS}, "tools", "another format of calls"),
         *(
-            (THINKING, [ASKED], {"tools": one}, "tools", "not a JSON list of functions")
-            for one in NO_TOOLS
-        ),
-        *(
-            (THINKING, [ASKED], {"variables": one}, "chat_template_kwargs", "not a JSON object of")
-            for one in NO_VARIABLES
-        ),
-        *(
             (
                 SET_ALREADY,
                 [ASKED],
-                {"variables": json.dumps({name: False})},
+                {"variables": {name: False}},
                 "chat_template_kwargs",
                 f"has no .*{name}",
             )
@@ -161,13 +139,13 @@ def test_what_the_template_does_not_take_is_refused_by_field(
     tokenizer: PreTrainedTokenizerBase,
     template: str,
     messages: list[Message],
-    fields: dict[str, str],
+    fields: dict[str, Any],
     parameter: str,
     complaint: str,
 ) -> None:
     tokenizer.chat_template = template
     with pytest.raises(InvalidRequest, match=complaint) as refused:
-        render(tokenizer, messages, "m", **fields)
+        render(tokenizer, Conversation(tuple(messages), **fields), "m")
     assert refused.value.parameter == parameter
 
 

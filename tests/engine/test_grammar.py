@@ -24,7 +24,7 @@ from semspec.types import (
     Segmentation,
     SegmentEnd,
 )
-from semspec_gateway.generation.grammar import json_grammar, of_output, tools_grammar
+from semspec_gateway.generation.grammar import json_grammar, output_grammar, tools_grammar
 from semspec_gateway.generation.parsers import CallParser
 from tests.engine.support import PROMPT, Load, answered, one_by_one, prompt, segment, written
 from tests.grammars.schemas import COSTLY, COUNTED, MANY, grammar_of
@@ -214,7 +214,7 @@ async def test_costly_grammars_of_one_owner_leave_room_for_another(
 
 
 async def test_reasoning_is_free_and_the_answer_is_not(engine: TorchEngine) -> None:
-    grammar = of_output(json_grammar({"type": "boolean"}, True, "schema"), "Why? <think>\n")
+    grammar = output_grammar(json_grammar({"type": "boolean"}, True, "schema"), "Why? <think>\n")
     thought = segment(engine, "So.</think>")
     for seed in range(5):
         free = text_of(await answered(engine, params(seed, grammar=grammar, max_tokens=20)))
@@ -239,10 +239,10 @@ FUNCTIONS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("is_required", [True, False])
 async def test_calls_have_the_form_that_is_read(engine: TorchEngine, is_required: bool) -> None:
-    tools = json.dumps([{"type": "function", "function": function} for function in FUNCTIONS])
+    tools = tuple({"type": "function", "function": function} for function in FUNCTIONS)
     piece = await engine.encode(Conversation((Message("user", PROMPT),), tools))
     assert "look" in piece.text and "count" in piece.text
-    grammar = of_output(tools_grammar(FUNCTIONS, is_required, False, ["", ""]), "<think>")
+    grammar = output_grammar(tools_grammar(FUNCTIONS, is_required, False, ["", ""]), "<think>")
     begun = segment(engine, "</think>" if is_required else "</think>I look.<tool_call>")
     names = set()
     for seed in range(6):
@@ -260,7 +260,7 @@ async def test_calls_have_the_form_that_is_read(engine: TorchEngine, is_required
     "before", ['{"name": "count", "arguments": ', '```json\n{\n  "name": "look",\n  "arguments": ']
 )
 async def test_bare_calls_have_the_form_that_is_read(engine: TorchEngine, before: str) -> None:
-    grammar = of_output(tools_grammar(FUNCTIONS, False, False, ["", ""]), "Count.")
+    grammar = output_grammar(tools_grammar(FUNCTIONS, False, False, ["", ""]), "Count.")
     begun = segment(engine, before)
     for seed in range(4):
         answer = text_of(await answered(engine, params(seed, grammar=grammar), begun))
@@ -271,7 +271,7 @@ async def test_bare_calls_have_the_form_that_is_read(engine: TorchEngine, before
 
 
 async def test_code_block_around_calls_may_be_closed(engine: TorchEngine) -> None:
-    grammar = of_output(tools_grammar(FUNCTIONS, False, True, ["", ""]), "Count.")
+    grammar = output_grammar(tools_grammar(FUNCTIONS, False, True, ["", ""]), "Count.")
     call = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
     closed = segment(engine, f"```json\n{call}\n{call}\n```")
     [end] = await answered(engine, params(grammar=grammar), closed)

@@ -36,6 +36,7 @@ from semspec.types import (
     Segmentation,
     SegmentEnd,
     TokenIds,
+    ToolCall,
     Writer,
 )
 from tests.engine.support import CHATML, Load, assert_same, tensor
@@ -77,11 +78,13 @@ def own(engine: TorchEngine) -> Context:
         (lambda engine, text: engine.encode(text), "characters are too many"),
         (lambda engine, text: engine.encode((Message("user", text),)), "characters are too many"),
         (
-            lambda engine, text: engine.encode((ASKED, Message("assistant", "", text))),
+            lambda engine, text: engine.encode(
+                (ASKED, Message("assistant", "", (ToolCall("", "f", text),)))
+            ),
             "characters are too many",
         ),
         (
-            lambda engine, text: engine.encode(Conversation((ASKED,), tools=text)),
+            lambda engine, text: engine.encode(Conversation((ASKED,), ({"name": text},))),
             "characters are too many",
         ),
         (lambda engine, text: engine.encode(TokenIds((1,) * len(text))), "tokens leave no room"),

@@ -135,7 +135,7 @@ async def test_full_queue_refuses_the_newcomer_where_all_ask_alike() -> None:
         assert [client.refusal is not None for client in clients] == [False, False, False, True]
 
 
-async def test_full_queue_displaces_the_youngest_of_the_greediest() -> None:
+async def test_full_queue_refuses_the_latest_of_the_busiest_owner() -> None:
     async with admission_clients(capacity=1, max_queued=3) as here:
         greedy = [await here.ask("greedy") for _ in range(4)]
         modest = await here.ask("modest")

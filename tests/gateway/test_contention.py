@@ -47,7 +47,7 @@ async def test_client_that_does_not_read_gives_up_its_room(
         begin = await asyncio.get_running_loop().sock_recv(client, 1000)
         await eventually(lambda: gateway.app.state.admission.num_running == 0)
         assert (await gateway.chat()).status_code == 200
-    await eventually(lambda: "gave a response up; the connection is closed" in caplog.messages)
+    await eventually(lambda: "gave up a response; the connection is closed" in caplog.messages)
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
     [id] = re.findall(rb"x-generation-id: (\S+)", begin)
     assert text(await gateway.events(id.decode())) == text(await gateway.chat(**body))

@@ -170,7 +170,7 @@ async def test_penalties_are_refused_where_they_are_not_exact(
         assert error["message"].endswith(f"leave out {name}, or choose 'target'")
     gateway = await start_gateway(fakes.told(target={"supports_penalties": False}))
     assert (
-        "takes no penalties"
+        "does not support penalties"
         in assert_error(await gateway.chat(**given), 400, param=name)["message"]
     )
 
@@ -198,7 +198,7 @@ async def test_bias_on_tokens_of_another_model_is_refused(start_gateway: Gateway
     )
     gateway = await start_gateway(fakes)
     refused = await gateway.chat(logit_bias={"7": 1}, semspec={"strategy": "draft"})
-    assert "other token ids" in assert_error(refused, 400, param="logit_bias")["message"]
+    assert "different token ids" in assert_error(refused, 400, param="logit_bias")["message"]
 
 
 async def test_least_values_are_served(gateway: Gateway) -> None:

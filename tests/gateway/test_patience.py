@@ -121,7 +121,7 @@ async def test_another_model_does_not_go_on(start_gateway: GatewayFactory) -> No
 async def test_target_that_fails_without_progress_ends_the_stream_which_can_be_resumed(
     start_gateway: GatewayFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("semspec_gateway.generation.runner.LONGEST_PAUSE_S", 0.05)
+    monkeypatch.setattr("semspec_gateway.generation.target_faults.LONGEST_PAUSE_S", 0.05)
     fields: dict[str, Any] = {"semspec": {"strategy": "target"}, "stream": True}
     undisturbed = await (await start_gateway()).chat(**fields)
     gateway = await start_gateway(target_patience_s=60)

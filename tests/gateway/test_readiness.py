@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -12,7 +12,10 @@ from semspec.errors import Mismatch, Unavailable
 from semspec.rpc.pool import Pool
 from semspec.types import ModelInfo, ProbeProjections, Segmentation, Writer
 from semspec_gateway.metrics import Metrics
-from semspec_gateway.served import Served, describe, mismatch
+from semspec_gateway.options import Defaults
+from semspec_gateway.readiness import describe
+from semspec_gateway.served import Served, mismatch
+from semspec_gateway.settings import AuditOptions
 from tests.helpers.gateway import (
     GatewayFactory,
     assert_error,
@@ -31,6 +34,11 @@ def served(fakes: Fakes) -> Served:
         fakes.verifier.verifier_info,
         fakes.backends,
     )
+
+
+def mismatch_with(served: Served, **defaults: Any) -> Mismatch | None:
+    """Return the mismatch of a pair whose operator has set these defaults."""
+    return mismatch(replace(served, defaults=Defaults(**defaults)), AuditOptions())
 
 
 def uncalibrated(served: Served) -> Served:
@@ -77,7 +85,7 @@ def uncalibrated(served: Served) -> Served:
 def test_mismatch_is_one_line_that_says_what_to_do(
     change: Callable[[Served], Served], words: list[str]
 ) -> None:
-    reason = mismatch(change(served(Fakes.make())), make_settings())
+    reason = mismatch_with(change(served(Fakes.make())))
     assert reason is not None and reason.remedy and "\n" not in str(reason)
     assert all(word in str(reason) for word in words), reason
 
@@ -289,14 +297,14 @@ async def test_strategy_the_pair_cannot_do_is_refused_with_the_reason(
 def test_whole_pair_can_do_every_strategy(name: str) -> None:
     whole = served(Fakes.make())
     assert whole.unsupported_reason(strategy(whole, name)) is None
-    assert mismatch(whole, make_settings(defaults=VARIANTS[name])) is None
+    assert mismatch_with(whole, **VARIANTS[name]) is None
 
 
 @pytest.mark.parametrize("strategy", OBSTACLES)
 def test_default_strategy_the_pair_cannot_do_is_a_mismatch(strategy: str) -> None:
     spoiled = uncalibrated(OBSTACLES[strategy][0](served(Fakes.make())))
-    assert mismatch(spoiled, make_settings()) is None
-    reason = mismatch(spoiled, make_settings(defaults=VARIANTS[strategy]))
+    assert mismatch_with(spoiled) is None
+    reason = mismatch_with(spoiled, **VARIANTS[strategy])
     assert reason is not None and "SEMSPEC_GATEWAY_DEFAULTS" in reason.operator_hint
     assert all(name in str(reason) for name in list(VARIANTS[strategy].values())[-1:])
 
@@ -307,15 +315,15 @@ def test_default_segmentation_that_the_probes_do_not_know_is_a_mismatch() -> Non
     of_sentences = replace(
         whole, verifier=replace(whole.verifier, segmentations=(Segmentation.SENTENCE,))
     )
-    reason = mismatch(of_sentences, make_settings())
+    reason = mismatch_with(of_sentences)
     assert (
         reason is not None
         and reason.operator_hint == "SEMSPEC_GATEWAY_DEFAULTS"
         and "is paragraph" in reason.message
         and "sentence" in reason.message
     )
-    assert mismatch(of_sentences, make_settings(defaults={"segmentation": "sentence"})) is None
-    assert mismatch(of_sentences, make_settings(defaults={"strategy": "target"})) is None
+    assert mismatch_with(of_sentences, segmentation="sentence") is None
+    assert mismatch_with(of_sentences, strategy="target") is None
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from semspec.background import Background
 from semspec.errors import Cancelled, Conflict, NotFound
 from semspec.stack.redis import private_redis, servers
 from semspec.types import Message
-from semspec_gateway.store.leases import Account, Leases
+from semspec_gateway.store.leases import Account, Journal, Leases
 from semspec_gateway.store.store import (
     FIRST_FENCE,
     NUM_CONNECTIONS,
@@ -68,7 +68,7 @@ async def begun(store: Store, name: str) -> str:
 async def test_a_generation_begins_once(store: Store, name: str) -> None:
     await store.begin(name, {"status": "running"})
     await assert_conflicts(store.begin(name, {"status": "other"}), match="exists")
-    assert (await store.generation(name))["status"] == "running"
+    assert (await store.state(name))["status"] == "running"
 
 
 async def test_append_at_another_version_is_a_conflict_and_a_repeated_one_is_none(
@@ -85,14 +85,14 @@ async def test_running_generation_without_a_lease_reads_as_interrupted(
     store: Store, redis: Redis, begun: str
 ) -> None:
     await redis.delete(f"semspec:{{{begun}}}:writer")  # as when the lease expires
-    meta = await store.generation(begun)
+    meta = await store.state(begun)
     assert meta["status"] == "interrupted" and meta["model"] == "m"
     await store.hold(begun, FIRST_FENCE)  # the writer was only slow
-    assert (await store.generation(begun))["status"] == "running"
+    assert (await store.state(begun))["status"] == "running"
 
 
 async def test_append_to_an_expired_generation_is_refused(store: Store, name: str) -> None:
-    for refused in (store.append(name, FIRST_FENCE, 0, "{}"), store.generation(name)):
+    for refused in (store.append(name, FIRST_FENCE, 0, "{}"), store.state(name)):
         with pytest.raises(NotFound):
             await refused
     assert await store.trace(name) == []
@@ -174,7 +174,7 @@ async def test_cancelled_generation_takes_nothing_more(store: Store, begun: str)
     for refused in (*late, store.finish(begun, FIRST_FENCE, {"status": "finished"})):
         with pytest.raises(Cancelled):
             await refused
-    assert (await store.generation(begun))["status"] == "cancelled" and len(
+    assert (await store.state(begun))["status"] == "cancelled" and len(
         await store.trace(begun)
     ) == 1
     assert await store.take(begun) == "ended"
@@ -237,9 +237,7 @@ async def test_end_of_a_generation_is_said_once(store: Store, redis: Redis, begu
     await assert_conflicts(
         interrupted, store.append(begun, FIRST_FENCE, 0, "{}"), store.hold(begun, FIRST_FENCE)
     )
-    assert (await store.generation(begun))["status"] == "finished" and await store.take(
-        begun
-    ) == "ended"
+    assert (await store.state(begun))["status"] == "finished" and await store.take(begun) == "ended"
     assert 0 < await redis.ttl(f"semspec:{{{begun}}}:events") <= 10, (
         "no one waits for a change any more"
     )
@@ -345,7 +343,7 @@ async def test_request_is_in_use_until_its_last_choice_has_ended(
     background, request = Background(), f"{name}x"
     leases, account = Leases(store, background, 6), Account(request, name, 2)
     assert await leases.keep_request(account, {"call": "{}"})
-    journals = [leases.journal(id, account, asyncio.Event()) for id in (request, f"{request}-1")]
+    journals = [Journal(leases, id, account, asyncio.Event()) for id in (request, f"{request}-1")]
     for journal in journals:
         await journal.begin({"status": "running"})
         journal.beat()

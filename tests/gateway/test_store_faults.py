@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 from redis.asyncio import Redis
 
-from semspec_gateway.served import describe
+from semspec_gateway.readiness import describe
 from tests.helpers.gateway import (
     Gateway,
     GatewayFactory,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from semspec_gateway.served import describe
+from semspec_gateway.readiness import describe
 from semspec_gateway.settings import GatewaySettings
 from tests.helpers.certificates import Authority, Pair, another
 from tests.helpers.gateway import GatewayFactory, RedisServer, eventually

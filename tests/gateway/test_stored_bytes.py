@@ -1,7 +1,6 @@
 """Bytes that a request stores in Redis, and the share that an owner may keep there."""
 
 import asyncio
-import json
 from typing import Any
 
 import pytest
@@ -12,10 +11,10 @@ from tests.helpers.gateway import (
     OURS,
     THEIRS,
     TWO_OWNERS,
+    Gateway,
     GatewayFactory,
     RedisServer,
     bearer,
-    delta,
     text,
 )
 
@@ -139,60 +138,10 @@ async def test_answer_beyond_the_share_of_its_owner_is_degraded(
     assert (await gateway.chat()).json()["semspec"]["degraded"] is False
 
 
-async def test_generation_that_version_0_2_stored_goes_on(
-    start_gateway: GatewayFactory, redis: Redis
+async def test_generation_that_another_version_stored_is_refused(
+    gateway: Gateway, redis: Redis
 ) -> None:
-    fields: dict[str, Any] = {"n": 2, "model": TARGET}
-    undisturbed = await (await start_gateway()).chat(stream=True, **fields)
-    first, second = await start_gateway(), await start_gateway()
-    seen = await first.hang_up_after(3, **fields)
-    id = seen[0]["id"]
-    for choice in (id, f"{id}-1"):
-        await as_version_0_2(redis, id, choice)
-    rest = await second.events(id, after=first.last_event_id)
-    for index in range(2):
-        assert "".join(delta(chunk, index) for chunk in seen) + text(rest, index) == text(
-            undisturbed, index
-        )
-    stored = (await second.http.get(f"/v1/generations/{id}-1")).json()
-    assert (
-        stored["status"] == "finished"
-        and stored["prompt"]["text"]
-        and stored["parameters"]["strategy"] == "target"
-    )
-
-
-async def as_version_0_2(redis: Redis, request: str, choice: str) -> None:
-    """Store a choice as version 0.2 did: with all that it shares with others in each."""
-    shared, meta = (
-        await redis.hgetall(f"semspec:{{{request}}}:request"),
-        f"semspec:{{{choice}}}:meta",
-    )
-    call = json.loads(shared["call"])
-    strategy, sampling = call.pop("strategy"), call.pop("sampling")
-    moved = ("penalties", "segmentation", "num_logprobs", "show_drafts", "min_tokens")
-    plan = {name: call.pop(name) for name in moved}
-    plan |= {"strategy": strategy["name"], "options": strategy["options"], "answer_strategy": ""}
-    plan |= {"sampling": {**sampling, "seed": 0}, "grammar": shared["grammar"]}
-    del call["grammar"], call["answer_strategy"]
-    call |= {
-        "tools": "",
-        "variables": "",
-        "num_choices": 2,
-        "answer": json.dumps(call["answer"]),
-        "seed": sampling["seed"],
-        "plan": plan,
-    }
-    prompt = {
-        name: shared[f"{name}:0"] for name in ("prompt", "draft_prompt", "fallback", "budget")
-    }
-    await redis.hdel(meta, "request", "owner")
-    fields = {
-        "call": json.dumps(call),
-        "models": shared["models"],
-        "num_turns": shared["num_turns"],
-        **prompt,
-    }
-    await redis.hset(meta, items=[part for field in fields.items() for part in field])
-    if choice.endswith("-1"):
-        await redis.delete(f"semspec:{{{request}}}:request")
+    id = (await gateway.chat(model=TARGET)).json()["id"]
+    await redis.hdel(f"semspec:{{{id}}}:meta", "request", "owner")
+    answer = await gateway.http.get(f"/v1/generations/{id}")
+    assert answer.status_code == 503 and "cannot be read" in answer.text

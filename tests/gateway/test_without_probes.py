@@ -14,6 +14,7 @@ from semspec.release import Release, ReleasedModel
 from semspec.types import Segmentation
 from semspec_gateway.options import Defaults
 from semspec_gateway.served import Served, mismatch
+from semspec_gateway.settings import AuditOptions
 from tests.helpers.calibrations import CURVE, calibration
 from tests.helpers.gateway import Gateway, GatewayFactory, assert_error, make_settings
 from tests.helpers.gateway_fakes import Fakes
@@ -171,16 +172,16 @@ async def test_default_strategy_that_needs_what_is_missing_is_a_mismatch() -> No
         (no_probes, "likelihood", "'likelihood'"),
     ):
         for defaults in ({}, {"strategy": strategy}):
-            assert mismatch(served, make_settings(defaults=defaults)) is None
-        reason = mismatch(served, make_settings(defaults={"strategy": "semantic"}))
+            chosen = replace(served, defaults=Defaults(**defaults))
+            assert mismatch(chosen, AuditOptions()) is None
+        unsupported = replace(served, defaults=Defaults(strategy="semantic"))
+        reason = mismatch(unsupported, AuditOptions())
         assert (
             reason is not None
             and "SEMSPEC_GATEWAY_DEFAULTS" in str(reason)
             and remedy in str(reason)
         )
-    assert no_probes.segmentations(no_probes.default(Defaults(), "likelihood")) == {
-        Segmentation.PARAGRAPH
-    }
+    assert no_probes.segmentations(no_probes.default("likelihood")) == {Segmentation.PARAGRAPH}
 
 
 async def test_request_that_names_no_strategy_gets_the_first_that_the_pair_supports() -> None:
@@ -196,10 +197,10 @@ async def test_request_that_names_no_strategy_gets_the_first_that_the_pair_suppo
         "target": replace(alone, draft=replace(draft, tokenizer="another", datastore="")),
         "retrieval": replace(alone, draft=replace(draft, fingerprint="", datastore="answers")),
     }
-    assert {name: served.default_name(Defaults()) for name, served in found.items()} == {
+    assert {name: served.default_name for name, served in found.items()} == {
         name: name for name in found
     }
-    assert alone.default_name(Defaults(strategy="draft")) == "draft"
+    assert replace(alone, defaults=Defaults(strategy="draft")).default_name == "draft"
 
 
 def test_calibration_that_cannot_be_read_is_refused_before_the_start(tmp_path: Path) -> None:

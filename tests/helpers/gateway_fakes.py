@@ -27,6 +27,8 @@ from semspec.types import (
     TokenLogprob,
     VerifierInfo,
     Writer,
+    calls_json,
+    json_text,
     uniform,
 )
 from tests.helpers import fakes
@@ -103,10 +105,10 @@ class FakeModel(fakes.FakeModel):
                 for turn in prompt
             )
             turns = "".join(
-                role + turn.content + turn.tool_calls
+                role + turn.content + calls_json(turn.tool_calls)
                 for role, turn in zip(roles, prompt, strict=True)
             )
-            text = f"{given.tools}{given.variables}{turns}"
+            text = f"{json_text(given.tools)}{json_text(given.variables)}{turns}"
         if not text.strip() or (not isinstance(prompt, str) and not prompt[-1].content.strip()):
             raise InvalidRequest("the prompt is empty")
         if len(text) >= WINDOW:

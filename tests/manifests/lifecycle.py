@@ -8,7 +8,7 @@ from semspec.observability import FLUSH_TIMEOUT_S
 from semspec.rpc.connection import ClientOptions
 from semspec.settings import ServiceSettings
 from semspec_gateway.app import STORED_WITHIN_S
-from semspec_gateway.generation.runner import LEAST_PATIENCE_S
+from semspec_gateway.generation.target_faults import LEAST_PATIENCE_S
 from semspec_gateway.settings import GatewaySettings
 from tests.compose.support import SETTINGS
 from tests.manifests.environment import environment, settings_of

@@ -187,8 +187,13 @@ def test_value_survives_the_wire_to_the_last_bit(
 
 messages = built(Message)
 turns = st.lists(messages, min_size=1).map(tuple)
-conversations = st.builds(Conversation, turns, st.text("[]{}", min_size=1), st.text("[]{}"))
-with_variables = st.builds(Conversation, turns, variables=st.text("[]{}", min_size=1))
+functions: st.SearchStrategy[Any] = st.fixed_dictionaries(
+    {"name": text}, optional={"parameters": st.just({})}
+)
+tools = st.lists(st.fixed_dictionaries({"function": functions}), min_size=1).map(tuple)
+variables = st.dictionaries(text, text | st.integers() | st.booleans() | st.none(), min_size=1)
+conversations = st.builds(Conversation, turns, tools, st.just({}) | variables)
+with_variables = st.builds(Conversation, turns, variables=variables)
 token_prompts = built(TokenIds, ids=st.lists(uint32, min_size=1).map(tuple))
 
 
@@ -236,6 +241,7 @@ async def answer_to(method: str, request: Any) -> object:
     return await anext(result) if method == "Generate" else await result
 
 
+NO_JSON = ("\x00", "[" * 20_000)
 ODD_FIELDS_OF_REQUESTS: dict[str, dict[str, tuple[object, ...]]] = {
     "Generate": {
         **dict.fromkeys(
@@ -260,7 +266,26 @@ ODD_FIELDS_OF_REQUESTS: dict[str, dict[str, tuple[object, ...]]] = {
         ),
         "proposal.distributions[0].token_ids": (b"1234567",),
     },
-    "Encode": {"conversation.messages": (None,), "conversation.messages[0].role": ("function",)},
+    "Encode": {
+        "conversation.messages": (None,),
+        "conversation.messages[0].role": ("function",),
+        "conversation.messages[0].tool_calls": (
+            *NO_JSON,
+            "1",
+            "[1]",
+            "{}1",
+            '[{"id": "c"}]',
+            '[{"function": {"name": "f", "arguments": {}}}]',
+        ),
+        "conversation.tools": (
+            *NO_JSON,
+            "{}",
+            "[1]",
+            '[{"function": {}}]',
+            '[{"function": {"name": 1}}]',
+        ),
+        "conversation.variables": (*NO_JSON, "[]", "1", '{"a": []}', '{"a": "\\ud800"}'),
+    },
     "Judge": {
         **dict.fromkeys(
             ("draft_states", "scores", "scores[0].surprisal", "draft_states[0].shape"), (None,)

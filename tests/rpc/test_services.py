@@ -45,6 +45,7 @@ from semspec.types import (
     SegmentEnd,
     SegmentScore,
     TokenIds,
+    ToolCall,
     VerifiedTokens,
 )
 from tests.helpers.fakes import FakeVerifier, collected
@@ -77,7 +78,7 @@ RETRIEVING = GenerationParams(
 ASKED = [
     Message("developer", "Be brief."),
     Message("user", "¿Cuántos?"),
-    Message("assistant", "", "[{}]"),
+    Message("assistant", "", (ToolCall("call-1", "count", "{}"),)),
 ]
 CALLS: list[tuple[str, tuple[Any, ...]]] = [
     ("info", ()),

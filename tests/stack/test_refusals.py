@@ -141,7 +141,7 @@ FAULTS: dict[str, tuple[str, Fault, str]] = {
     "a calibration that is not the release's": (
         "gateway",
         released(likelihood="another"),
-        "likelihood.json beside the release semspec-demo@1 is not the one it names",
+        "likelihood.json next to the release semspec-demo@1 is not the one it names",
     ),
     "probes that are not the release's": (
         "verifier",

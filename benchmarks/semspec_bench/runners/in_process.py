@@ -20,7 +20,7 @@ from semspec.types import Context, Finished, SamplingParams, Segmentation, Segme
 from semspec_bench.configuration import Configuration
 from semspec_bench.runners.protocol import Ask, NotApplicable, Outcome
 from semspec_bench.strategies import STRATEGIES
-from semspec_gateway.generation.preparation import answer_strategy
+from semspec_gateway.generation.support import answer_strategy
 from semspec_gateway.options import Defaults, StrategyOptions
 from semspec_gateway.served import Served
 

@@ -123,10 +123,8 @@ class Client:
     async def ask(self, problem: Problem, strategy: Strategy, seed: int) -> Answer:
         """Answer one problem without streaming, and grade it. Raises: httpx.HTTPError."""
         completion = await self._chat.complete(problem.question, self._fields(strategy, seed))
-        statistics, num_tokens = (
-            completion.body["semspec"],
-            completion.body["usage"]["completion_tokens"],
-        )
+        statistics = completion.body["semspec"]
+        num_tokens = completion.body["usage"]["completion_tokens"]
         return Answer(
             is_right=problem.is_right(completion.text),
             latency_s=completion.latency_s,

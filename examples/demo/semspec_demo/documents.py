@@ -55,14 +55,14 @@ def write_document(
     solution, writer = Solution(problem.facts), Writer(problem, rng)
     rows: list[tuple[Step, str, bool, int | None]] = []
 
-    def put(step: Step, segment: str, is_learnt: bool) -> bool:
+    def append(step: Step, segment: str, is_learnt: bool) -> bool:
         holder = solution.holder
         if is_followed := solution.advance(step):
             rows.append((step, segment, is_learnt, holder))
         return is_followed
 
     for text in begun:
-        if not put(read(text, problem.facts, solution.holder), text, is_learnt=False):
+        if not append(read(text, problem.facts, solution.holder), text, is_learnt=False):
             break
     while not solution.is_over:
         options = solution.options(care if planted else CARE)
@@ -70,10 +70,10 @@ def write_document(
         draw, mistakes = rng.random(), solution.mistakes(step)
         if mistakes and draw < max(SLIP, planted):
             step = rng.choice(_balanced(mistakes, rng))
-        followed = put(
+        is_followed = append(
             step, writer.write(step, solution.holder), not (planted and mistakes and draw < planted)
         )
-        assert followed, step
+        assert is_followed, step
     steps, segments, learnt, holders = zip(*rows, strict=True)
     return Document(problem, steps, segments, learnt, holders, writer.log_probability)
 

@@ -29,15 +29,15 @@ class ParserEquivalence:
         facts = facts_of(group.question)
         if facts is None:
             return [None] * len(group.segments)
-        places = {
-            is_new: _place(facts, group.reasoning, is_new)
+        starts = {
+            is_new: _paragraph_start(facts, group.reasoning, is_new)
             for is_new in set(map(_is_new, group.segments))
         }
         numbers: dict[Step, int | None] = {}
         found = []
         for text in group.segments:
-            solution, begun = places[_is_new(text)]
-            meaning = read(begun + text, facts, solution.holder if solution else None)
+            solution, paragraph = starts[_is_new(text)]
+            meaning = read(paragraph + text, facts, solution.holder if solution else None)
             found.append(numbers.setdefault(meaning, len(numbers)))
         return found
 
@@ -46,10 +46,12 @@ def is_right(question_id: str, reasoning: str, segment: str) -> bool | None:
     """Whether a step, or a sentence of one, is right after the reasoning so far; None after an invalid step, or a wrong
     sentence of the same paragraph."""
     facts = make_problem(int(question_id)).facts
-    solution, begun = _place(facts, reasoning, _is_new(segment))
-    if solution is None or (begun and not solution.is_right(read(begun, facts, solution.holder))):
+    solution, paragraph = _paragraph_start(facts, reasoning, _is_new(segment))
+    if solution is None or (
+        paragraph and not solution.is_right(read(paragraph, facts, solution.holder))
+    ):
         return None
-    return solution.is_right(read(begun + segment, facts, solution.holder))
+    return solution.is_right(read(paragraph + segment, facts, solution.holder))
 
 
 def _is_new(segment: str) -> bool:
@@ -57,7 +59,7 @@ def _is_new(segment: str) -> bool:
     return segment.startswith(DELIMITER)
 
 
-def _place(facts: Facts, reasoning: str, is_new: bool) -> tuple[Solution | None, str]:
+def _paragraph_start(facts: Facts, reasoning: str, is_new: bool) -> tuple[Solution | None, str]:
     """The solution before a segment's paragraph, and what stands of this paragraph; nothing if it `is_new`."""
-    done, _, begun = (reasoning, "", "") if is_new else reasoning.rpartition(DELIMITER)
-    return replay(facts, done), begun
+    done, _, paragraph = (reasoning, "", "") if is_new else reasoning.rpartition(DELIMITER)
+    return replay(facts, done), paragraph

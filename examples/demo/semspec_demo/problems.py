@@ -38,7 +38,7 @@ class Facts:
 
     def tell_cards(self, people: Sequence[int]) -> str:
         """The sentence of their cards. A number follows its person at once, which is quickly learnt to look up."""
-        return f"Cards: {', '.join(f'{self.names[one]} {self.cards[one]}' for one in people)}."
+        return f"Cards: {', '.join(f'{self.names[person]} {self.cards[person]}' for person in people)}."
 
     @property
     def answer(self) -> int:
@@ -97,7 +97,7 @@ def _told(facts: Facts, style: int, rng: random.Random) -> Iterator[str]:
 
 
 def facts_of(question: str) -> Facts | None:
-    """The facts that a question tells; None if it is none of this language. People are numbered from who has the ball
+    """The facts that a question tells; None if it is not of this language. People are numbered from who has the ball
     first."""
     passes = dict(re.findall(r"(\w+) passes to (\w+)\.", question))
     cards = {name: int(card) for name, card in re.findall(r"(\w+) (\d\d)[,.]", question)}

@@ -8,7 +8,7 @@ from semspec_demo.problems import MEN, WOMEN, Facts
 from semspec_demo.solutions import UNREADABLE, Claim, Step
 from semspec_demo.wording import (
     ADVERBS,
-    GAP,
+    PLACEHOLDER,
     SLOTS,
     TEMPLATES,
     UNITS,
@@ -51,8 +51,8 @@ def values_of(step: Step) -> dict[str, int | str]:
 
 def spans(text: str) -> Iterator[tuple[int, int, str]]:
     """Where a paragraph that can be read states these, in characters: start, end, kind and name."""
-    place = text.find(" ") + 1
-    for sentence in text[place:].rstrip(".\n").split(". "):
+    offset = text.find(" ") + 1
+    for sentence in text[offset:].rstrip(".\n").split(". "):
         kind, match = _match(sentence)
         if match:
             for name in (name for name, value in match.groupdict().items() if value):
@@ -62,8 +62,8 @@ def spans(text: str) -> Iterator[tuple[int, int, str]]:
                     "whose": "person",
                     "turned": "sign",
                 }.get(name, name)
-                yield place + match.start(name), place + match.end(name), f"{kind}.{field}"
-        place += len(sentence) + 2
+                yield offset + match.start(name), offset + match.end(name), f"{kind}.{field}"
+        offset += len(sentence) + 2
 
 
 def _match(sentence: str) -> tuple[int | str, re.Match[str] | None]:
@@ -77,19 +77,19 @@ def _match(sentence: str) -> tuple[int | str, re.Match[str] | None]:
 
 
 def _value(name: str, match: re.Match[str], facts: Facts, holder: int | None) -> int | str | None:
-    found = match.groupdict()
+    groups = match.groupdict()
     if name == "sign":
-        is_higher = (found.get("sign") or found["turned"]) in SLOTS["higher"]
-        return "higher" if is_higher == bool(found.get("sign")) else "lower"
+        is_higher = (groups.get("sign") or groups["turned"]) in SLOTS["higher"]
+        return "higher" if is_higher == bool(groups.get("sign")) else "lower"
     if name == "person":
-        text = next(found[case] for case in ("person", "who", "whom", "whose") if found.get(case))
+        text = next(groups[case] for case in ("person", "who", "whom", "whose") if groups.get(case))
         return _person_of(text.removesuffix("'s"), facts, holder)
     if name in ("to", "other"):
-        return _person_of(found[name], facts, None)
+        return _person_of(groups[name], facts, None)
     if name in ("passes", "rounds"):
-        word = found[name].split(" ")[0]
+        word = groups[name].split(" ")[0]
         return int(word) if word.isdigit() else UNITS.index(word)
-    return _NUMBERS.get(found[name]) if name == "number" else found[name]
+    return _NUMBERS.get(groups[name]) if name == "number" else groups[name]
 
 
 def _person_of(text: str, facts: Facts, holder: int | None) -> int | None:
@@ -106,9 +106,9 @@ _NUMBERS = {form: number for number in range(10, 100) for form in number_forms(n
 
 def _pattern(template: str) -> re.Pattern[str]:
     def fill(match: re.Match[str]) -> str:
-        slot, name, place = match.groups()
-        if place:
-            return f"(?: (?:{'|'.join(ADVERBS)}))" + f"{{0,{len(place)}}}"
+        slot, name, adverbs = match.groups()
+        if adverbs:
+            return f"(?: (?:{'|'.join(ADVERBS)}))" + f"{{0,{len(adverbs)}}}"
         if slot in ("sign", "turned"):
             return f"(?P<{slot}>{'|'.join(sorted(SLOTS['higher'] + SLOTS['lower'], key=len, reverse=True))})"
         if slot:
@@ -126,7 +126,7 @@ def _pattern(template: str) -> re.Pattern[str]:
             return f"(?P<{name}>(?:[0-9]|{'|'.join(UNITS[1:10])}) {noun})"
         return rf"(?P<{name}>.+)"
 
-    return re.compile(GAP.sub(fill, template))
+    return re.compile(PLACEHOLDER.sub(fill, template))
 
 
 _PATTERNS = {

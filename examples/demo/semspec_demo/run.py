@@ -34,13 +34,13 @@ from semspec_demo.client import (
 from semspec_demo.problems import SPLITS, make_problem
 
 STRATEGIES: tuple[Strategy, ...] = ("target", "semantic", "draft")
-"""Those that are compared on the demo's own language."""
+"""Strategies that are compared on the demo's own language."""
 JUDGED: tuple[Strategy, ...] = ("semantic", "likelihood", "token-level")
 """Strategies of which one is shown, the first that the pair supports."""
 WARM_UP, SHOWN = SPLITS["tune"][0], SPLITS["tune"][8]
 """Additional problems: one to warm up, one to show, whose answer has rewritten segments."""
 NUM_PROBLEMS, NUM_MATH_PROBLEMS = 30, 4
-"""How many by default; a real model on a CPU takes a minute for one."""
+"""Default numbers of problems; a real model on a CPU takes a minute for each."""
 LIMIT_S = 900
 """Longest wait for an answer, in seconds: of a real model on a busy CPU, several minutes."""
 
@@ -153,8 +153,8 @@ async def ask_all(
     for strategy in strategies:
         await client.ask(questions.warm_up, strategy, questions.warm_up.seed)
     schedule = list(in_turns(questions.asked, strategies))
-    words = f"{len(questions.asked)} problems, {len(strategies)} strategies"
-    for problem, strategy in track(schedule, words, console=console):
+    title = f"{len(questions.asked)} problems, {len(strategies)} strategies"
+    for problem, strategy in track(schedule, title, console=console):
         answers[strategy].append(await client.ask(problem, strategy, problem.seed))
     return answers
 

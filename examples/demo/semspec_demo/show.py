@@ -34,7 +34,9 @@ class Row:
 def summarise(answers: Mapping[Strategy, Sequence[Answer]]) -> dict[Strategy, Row]:
     """A row for each strategy."""
     target_latency_s = _latency_s(answers["target"])
-    return {strategy: _row(strategy, own, target_latency_s) for strategy, own in answers.items()}
+    return {
+        strategy: _row(strategy, graded, target_latency_s) for strategy, graded in answers.items()
+    }
 
 
 def _row(strategy: Strategy, answers: Sequence[Answer], target_latency_s: float) -> Row:
@@ -66,13 +68,13 @@ def as_json(rows: Mapping[Strategy, Row], temperature: float, num_problems: int)
 
 def table(rows: Mapping[Strategy, Row], temperature: float, num_problems: int) -> Table:
     """The results as a table."""
-    picture = Table(title=f"{num_problems} problems, temperature {temperature:g}")
-    picture.add_column("strategy")
+    results = Table(title=f"{num_problems} problems, temperature {temperature:g}")
+    results.add_column("strategy")
     for name in ("pass@1", "latency\ns", "speed-up", "tokens/s", "target\nratio", "accept-\nance"):
-        picture.add_column(name, justify="right", no_wrap=True)
+        results.add_column(name, justify="right", no_wrap=True)
     for strategy, row in rows.items():
         error = sqrt(row.pass_at_1 * (1 - row.pass_at_1) / num_problems)
-        picture.add_row(
+        results.add_row(
             strategy,
             f"{row.pass_at_1:.3f} ± {error:.3f}",
             f"{row.latency_s:.3f}",
@@ -81,7 +83,7 @@ def table(rows: Mapping[Strategy, Row], temperature: float, num_problems: int) -
             f"{row.target_ratio:.2f}",
             "-" if row.acceptance_rate is None else f"{row.acceptance_rate:.2f}",
         )
-    return picture
+    return results
 
 
 def segment(record: Json) -> Text:

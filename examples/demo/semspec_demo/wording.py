@@ -126,7 +126,7 @@ TENS = (
 MARK = "\0"
 """Stands, while a paragraph is written, before the word that names who has the ball after a move."""
 T = TypeVar("T")
-GAP = re.compile(r"<(\w+)>|\{(\w+)\}|(~+)")
+PLACEHOLDER = re.compile(r"<(\w+)>|\{(\w+)\}|(~+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,11 +185,11 @@ class Writer:
         )
 
         def fill(match: re.Match[str]) -> str:
-            slot, name, place = match.groups()
-            if place:
+            slot, name, adverbs = match.groups()
+            if adverbs:
                 share = self.spread.adverb
                 weights = [
-                    math.comb(len(place), n) * share**n * (1 - share) ** (len(place) - n)
+                    math.comb(len(adverbs), n) * share**n * (1 - share) ** (len(adverbs) - n)
                     for n in range(3)
                 ]
                 number = self._pick(range(3), weights)
@@ -214,7 +214,7 @@ class Writer:
                     return self._number(int(values["number"]))
             return str(values[name])
 
-        return GAP.sub(fill, template)
+        return PLACEHOLDER.sub(fill, template)
 
     def _synonym(self, slot: str, values: dict[str, int | str]) -> str:
         if slot in ("sign", "turned"):

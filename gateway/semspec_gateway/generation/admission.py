@@ -115,21 +115,23 @@ class Admission:
     def _next(self) -> _Request | None:
         """The next request: that of the owner below its limit with the fewest running generations, ties by arrival."""
         heads = (requests[0] for requests in self._waiting.values())
-        able = [
+        admissible = [
             head
             for head in heads
             if self._running[head.owner] + head.num_generations <= self._limits.per_owner
         ]
-        return min(able, key=lambda head: (self._running[head.owner], head.number), default=None)
+        return min(
+            admissible, key=lambda head: (self._running[head.owner], head.number), default=None
+        )
 
     def _refuse_one(self, newcomer: str) -> None:
-        """Refuse the latest request of the owner with the most queued ones; ties go against the newcomer."""
-        greediest = max(
+        """Refuse the latest request of the owner with the most queued requests; ties go against the newcomer."""
+        busiest_owner = max(
             self._waiting, key=lambda owner: (len(self._waiting[owner]), owner == newcomer)
         )
-        request = self._waiting[greediest][-1]
+        request = self._waiting[busiest_owner][-1]
         request.refusal = self._overloaded(
-            greediest, f"{self._limits.max_queued} requests are queued already"
+            busiest_owner, f"{self._limits.max_queued} requests are queued already"
         )
         self._dequeue(request)
         request.settled.set()

@@ -39,7 +39,7 @@ WINDOW = 500
 """Number of latest segments that the gauges are about."""
 PAUSE_S = 1.0
 """After a failure, and between looks at the services, in seconds."""
-SAID_S = 60.0
+LOG_INTERVAL_S = 60.0
 """Least time between two log lines about skipped segments, in seconds."""
 
 _log = logging.getLogger(__name__)
@@ -56,27 +56,27 @@ class Case:
     context: Context
     segment: Segment
     target_probability: float
-    """As the probe said."""
+    """The probe's estimate."""
 
     @cached_property
     def num_bytes(self) -> int:
         """Approximate memory in bytes."""
-        messages = sum(
-            len(message.content) + len(message.tool_calls) for message in self.request.messages
-        )
-        return 4 * messages + sum(piece.num_bytes for piece in self.context.pieces)
+        num_characters = sum(message.num_characters for message in self.request.messages)
+        return 4 * num_characters + sum(piece.num_bytes for piece in self.context.pieces)
 
     @property
     def alternatives(self) -> Alternatives:
         """The question and the reasoning before the segment, without segments."""
-        asked = [message.content for message in self.request.messages if message.role == "user"]
+        questions = [message.content for message in self.request.messages if message.role == "user"]
         reasoning = "".join(piece.text for piece in self.context.pieces[1:])
-        return Alternatives("", asked[-1] if asked else self.context.pieces[0].text, reasoning, ())
+        return Alternatives(
+            "", questions[-1] if questions else self.context.pieces[0].text, reasoning, ()
+        )
 
 
 @dataclass(slots=True)
 class Audited:
-    """What is known of the release's probes."""
+    """Results of the audit for one pair and its probes."""
 
     served: Served
     test: LossTest
@@ -91,8 +91,8 @@ class Audited:
 class Audit:
     """Compares accepted segments with what the target would have said, and raises an alarm when they fall short.
 
-    It is about requests judged by the pair's own probes under the gateway's default rule: what a client chose for
-    itself is not the gateway's quality. All in memory: contexts are not stored or logged, and a restart begins anew.
+    It covers requests that the pair's main probes judge under the gateway's default rule, not under rules that clients
+    choose. Everything is in memory: contexts are neither stored nor logged, and a restart begins anew.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Audit:
         self._cases: deque[Case] = deque()
         self._changed = asyncio.Event()
         admission.on_change = self._changed.set
-        self._said = -SAID_S
+        self._logged_at = -LOG_INTERVAL_S
         self._audited: Audited | None = None
         self._metrics.waiting.set_function(lambda: len(self._cases))
 
@@ -128,7 +128,7 @@ class Audit:
         )
         if not (record.accepted and is_drawn):
             return
-        context = generation.context.extended(*(one.segment for one in choice.records))
+        context = generation.context.extended(*(kept.segment for kept in choice.records))
         case = Case(
             choice.request,
             generation,
@@ -151,13 +151,17 @@ class Audit:
             or not self._is_default(strategy, served)
         ):
             return None
-        own = strategy.options.acceptance
+        acceptance = strategy.options.acceptance
         threshold = at_strictness(strictness, served.verifier.operating_points).threshold
-        return strictness if own.rule == "sample" or threshold > (own.threshold or 0) else None
+        return (
+            strictness
+            if acceptance.rule == "sample" or threshold > (acceptance.threshold or 0)
+            else None
+        )
 
     def _is_default(self, strategy: Strategy, served: Served) -> bool:
         """Whether the pair's main probes judge by the gateway's default rule."""
-        default = served.default(served.defaults(self._settings.defaults), strategy.name)
+        default = served.default(strategy.name)
         return (
             strategy.is_judged_by_main_probes
             and strategy.options.acceptance == default.options.acceptance
@@ -168,9 +172,8 @@ class Audit:
         while True:
             while not (self._cases and self._is_idle()):
                 self._changed.clear()
-                with suppress(
-                    TimeoutError
-                ):  # a service that comes back changes nothing in the admission
+                # Nothing sets the event when a service comes back.
+                with suppress(TimeoutError):
                     await asyncio.wait_for(self._changed.wait(), PAUSE_S)
             case = self._cases.popleft()
             try:
@@ -237,9 +240,11 @@ class Audit:
         ]
         written = await gather_or_cancel(
             write_all(
-                backends.target, case.context, replace(params, sampling=replace(sampling, seed=own))
+                backends.target,
+                case.context,
+                replace(params, sampling=replace(sampling, seed=seed)),
             )
-            for own in seeds
+            for seed in seeds
         )
         if not all(written):
             raise Unavailable("the target ended its stream without a segment")
@@ -256,8 +261,8 @@ class Audit:
         test.add(result.loss)
         audited.findings.append(result)
         audited.gaps.append(case.target_probability - result.share)
-        support = fmean(one.support for one in audited.findings)
-        reference = fmean(one.reference for one in audited.findings)
+        support = fmean(judged.support for judged in audited.findings)
+        reference = fmean(judged.reference for judged in audited.findings)
         self._metrics.judged(release, result.support > 0, support, reference, fmean(audited.gaps))
         self._metrics.tested(release, test.evidence, test.has_alarm)
         if test.has_alarm and not had_alarm:
@@ -280,7 +285,7 @@ class Audit:
         return audited
 
     def _known(self, served: Served) -> Audited | None:
-        """None: nothing of these probes and models."""
+        """Return the results for these probes and models; None: there are none."""
         audited = self._audited
         return audited if audited and _identity(audited.served) == _identity(served) else None
 
@@ -300,10 +305,10 @@ class Audit:
             )
 
     def _skip(self, reason: str, detail: str = "") -> None:
-        """Count a segment that is not judged again, and say so, at most once in `SAID_S`."""
+        """Count a segment that is not judged again, and say so, at most once in `LOG_INTERVAL_S`."""
         self._metrics.skipped.labels(reason).inc()
-        if monotonic() - self._said >= SAID_S:
-            self._said = monotonic()
+        if monotonic() - self._logged_at >= LOG_INTERVAL_S:
+            self._logged_at = monotonic()
             _log.warning(
                 "audit: skips segments: %s", reason, extra={"detail": detail} if detail else None
             )

@@ -53,7 +53,7 @@ class Written:
     token_id: int
     """The last token of the text, as far as is known."""
     logprobs: tuple[TokenLogprob, ...] | None
-    """Of the tokens of the text, if requested."""
+    """Log-probabilities of the text's tokens, if requested."""
     offset: int
     """Position of the first of them in all text written, in characters."""
 
@@ -66,7 +66,7 @@ class Kept:
     delta: Delta
     place: Place
     logprobs: tuple[TokenLogprob, ...] | None
-    """Of the tokens that no `Written` had, if requested."""
+    """Log-probabilities of the tokens that no `Written` had, if requested."""
     offset: int
     """Position of the first of them in all text written, in characters."""
     was_shown: bool
@@ -87,7 +87,7 @@ ChoiceEvent = Written | Kept | Drafted | Ended
 
 
 class Choice:
-    """What is generated for one choice of a request, and what is written of it so far."""
+    """One choice of a request: its generation, the segments so far, and their visible text."""
 
     def __init__(
         self,
@@ -117,14 +117,14 @@ class Choice:
         self.open_text = ""
         """The text of the next segment that was written so far, and given to `stop_checker`."""
         self._logprobs: list[TokenLogprob] = []
-        """Of the tokens of the next segment so far."""
+        """Log-probabilities of the next segment's tokens so far."""
         self._num_logprobs_shown = 0
         self._was_shown = False
         """Whether some of `open_text` became visible."""
         self.shows_text = False
         """Whether a client reads the text while it is written."""
         self.seen_by_client = Place(0)
-        """What a client that attaches has already."""
+        """Position up to which a client that attaches has the text."""
         self.finish_reason: FinishReason | None = None
         self.fallback: str | None = None
         """Why the target generated alone, if it did."""
@@ -140,8 +140,10 @@ class Choice:
         self.emit, self._start = emit, perf_counter()
 
     def write(self, text: OpenText) -> None:
-        """Show the next text of a segment that is not complete. What a retry writes again is left out. Raises: Conflict
-        when that differs."""
+        """Show the next text of an incomplete segment, without what a retry writes again.
+
+        Raises: Conflict when a retry writes other text.
+        """
         known = self.open_text[text.start : text.start + len(text.text)]
         if text.start > len(self.open_text) or not text.text.startswith(known):
             raise _changed()
@@ -195,10 +197,8 @@ class Choice:
         """Return the logprobs up to number `stop` that were not shown, with the position of the first in all text."""
         if self.generation.num_logprobs is None:
             return None, self.num_characters
-        shown, self._num_logprobs_shown = (
-            self._num_logprobs_shown,
-            max(stop, self._num_logprobs_shown),
-        )
+        shown = self._num_logprobs_shown
+        self._num_logprobs_shown = max(stop, shown)
         offset = sum(len(token.data.decode(errors="replace")) for token in self._logprobs[:shown])
         return tuple(self._logprobs[shown : self._num_logprobs_shown]), self.num_characters + offset
 
@@ -231,7 +231,7 @@ class Choice:
     @property
     def answer(self) -> Message:
         """The assistant's turn."""
-        return Message("assistant", self.seen.content, self.seen.calls_json)
+        return Message("assistant", self.seen.content, self.seen.calls)
 
     @property
     def logprobs(self) -> tuple[TokenLogprob, ...] | None:
@@ -259,7 +259,7 @@ class Choice:
     def num_reasoning_tokens(self) -> int | None:
         """Number of output tokens of the reasoning, with its opening; None where reasoning is not split off.
 
-        Of a segment with a mark by the share of its characters, since writers do not say which a token has.
+        A segment that contains a mark counts by its share of characters, since segments do not say which a token has.
         """
         parser = self.stop_checker.reasoning_parser
         if parser is None:

@@ -23,7 +23,7 @@ from semspec_gateway.generation.stored import (
 )
 from semspec_gateway.readiness import Readiness
 from semspec_gateway.served import Served
-from semspec_gateway.store.leases import Account, Leases
+from semspec_gateway.store.leases import Account, Journal, Leases
 from semspec_gateway.store.store import FIRST_FENCE, reading
 
 POLL_S = 0.25
@@ -125,7 +125,7 @@ class Generations:
             is_kept = await self.leases.keep_request(account, request_fields(choices))
 
             async def work(choice: Choice) -> None:
-                journal = self.leases.journal(choice.id, account, was_cancelled)
+                journal = Journal(self.leases, choice.id, account, was_cancelled)
                 await journal.begin(stored_fields(choice), is_kept)
                 await self.runner.run(choice, journal, lease)
 
@@ -157,7 +157,7 @@ class Generations:
         async with AsyncExitStack() as stack:
 
             async def take_slots() -> None:
-                """Acquire those of all choices for the first one resumed: one by one could deadlock two requests."""
+                """Acquire the slots of all choices at once: taken one by one, two requests could deadlock."""
                 nonlocal have_slots
                 async with lock:
                     if not have_slots:
@@ -176,18 +176,18 @@ class Generations:
                 yield run
 
     async def _stored_choice(self, first: Choice, index: int, meta: Mapping[str, str]) -> Choice:
-        """One choice of a request, of whose choice `first` all fields are in `meta`; it is begun now if the request's
-        gateway stopped before beginning it."""
+        """Return one choice of the request of `first`, whose fields are in `meta`.
+
+        A choice that the request's gateway did not begin before it stopped is begun now.
+        """
         request, id = first.request, first.request.choice_id(index)
         try:
             return stored_choice(
                 id, {**meta, **await self.leases.store.state(id)}, first.served, request
             )
         except NotFound:
-            if "request" not in meta:  # stored by version 0.2
-                raise
             choice = stored_choice(id, {**meta, "index": str(index)}, first.served, request)
-            await self.leases.journal(id, _account(request), asyncio.Event()).begin(
+            await Journal(self.leases, id, _account(request), asyncio.Event()).begin(
                 stored_fields(choice)
             )
             return choice
@@ -210,10 +210,11 @@ class Generations:
                 choice.emit(await self._outcome(choice))
                 return
             event = await self.leases.store.next_event(choice.id, event, POLL_S)
-        async with (
-            AsyncExitStack() as stack
-        ):  # this gateway is the writer now; if it fails, another may resume
-            journal = self.leases.journal(choice.id, _account(choice.request), was_cancelled, fence)
+        # This gateway is the writer now; if it fails, another may resume.
+        async with AsyncExitStack() as stack:
+            journal = Journal(
+                self.leases, choice.id, _account(choice.request), was_cancelled, fence
+            )
             journal.beat()
             stack.callback(journal.leave)
             await take_slots()
@@ -225,8 +226,10 @@ class Generations:
             await self.runner.run(choice, journal, lease)
 
     async def _taken(self, choice: Choice) -> int | str:
-        """Return the fence of the generation's new writer, or "held" or "ended". All followers share a look at its
-        state, so that only those that may become the writer try to."""
+        """Return the fence of the generation's new writer, or "held" or "ended".
+
+        Followers share one read of its state, so that only those that may become the writer try to.
+        """
         status = (await self.leases.store.state(choice.id))["status"]
         if status == "running":
             return "held"

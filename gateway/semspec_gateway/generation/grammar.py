@@ -1,21 +1,19 @@
 """Grammars of what a client asks for: JSON by a schema, text by a regular expression, or calls of tools.
 
-They are texts in llguidance's Lark syntax and define the rule `answer`; `of_output` adds the reasoning, which is free.
+They are texts in llguidance's Lark syntax and define the rule `answer`; `output_grammar` adds the free reasoning.
 """
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from semspec.errors import InvalidField
 from semspec.grammars.compiler import Compiler
 from semspec.reasoning import expected_form, opened_form
+from semspec.types import JsonObject
 from semspec_gateway.generation.parsers import CALL, END_OF_CALL, beginning_of_call
 
-Json = Mapping[str, Any]
-
-ANY_OBJECT: Json = {"type": "object"}
+ANY_OBJECT: JsonObject = {"type": "object"}
 
 _COMPACT = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 """White space in JSON: none but a space after a separator, since some models go on with it until their budget ends."""
@@ -40,7 +38,7 @@ async def check_grammar(grammar: str, compiler: Compiler, owner: str) -> None:
     raise InvalidField(reason, field)
 
 
-def json_grammar(schema: Json, is_strict: bool, field: str) -> str:
+def json_grammar(schema: JsonObject, is_strict: bool, field: str) -> str:
     """JSON that is valid by `schema`. Not `is_strict`: keywords that cannot be held are ignored."""
     return _rule("answer", _json(schema, is_strict), field)
 
@@ -56,12 +54,12 @@ def regex_grammar(regex: str, field: str) -> str:
 
 
 def tools_grammar(
-    functions: Sequence[Json], is_required: bool, is_parallel: bool, fields: Sequence[str]
+    functions: Sequence[JsonObject], is_required: bool, is_parallel: bool, fields: Sequence[str]
 ) -> str:
     """Calls of `functions`, OpenAI's objects, with a text before them or alone unless a call is required.
 
     Each call has the form that the chat templates of Hermes and Qwen ask for; if none is required, an answer may
-    consist of bare calls instead, see `CallParser`. `fields`: those of the parameters.
+    consist of bare calls instead, see `CallParser`. `fields`: the fields of the request that hold their parameters.
     """
     names = [f"call_{index}" for index in range(len(functions))]
     rules = [f"body: {_quoted(chr(10))} ({' | '.join(names)}) {_quoted(chr(10) + END_OF_CALL)}"]
@@ -86,8 +84,8 @@ def tools_grammar(
             f"trigger[lazy]: FREE {_quoted(CALL)}",
             f"bare_call: ({' | '.join(f'bare_{name} (/ /)? {name}_arguments' for name in names)}) {_END_OF_BARE_CALL}",
             *(
-                f"bare_{name}[lazy]: {_bare_call(one['name'])}"
-                for name, one in zip(names, functions, strict=True)
+                f"bare_{name}[lazy]: {_bare_call(function['name'])}"
+                for name, function in zip(names, functions, strict=True)
             ),
         ]
     return "\n".join([*first, *rules]) + "\n"
@@ -104,7 +102,7 @@ def _bare_call(name: str) -> str:
     )
 
 
-def of_output(grammar: str, prompt: str, may_reason: bool = True) -> str:
+def output_grammar(grammar: str, prompt: str, may_reason: bool = True) -> str:
     """The grammar of the output after `prompt`, whose answer follows `grammar`.
 
     Reasoning comes first where the prompt has opened it; elsewhere the model may open it itself if it `may_reason`.
@@ -128,7 +126,7 @@ def _rule(name: str, rule: str, field: str) -> str:
     return f"// {field}\n{name}: {rule}\n"
 
 
-def _json(schema: Json, is_strict: bool) -> str:
+def _json(schema: JsonObject, is_strict: bool) -> str:
     options = {**_COMPACT, "lenient": not is_strict, "coerce_one_of": not is_strict}
     return f"%json {json.dumps({**schema, 'x-guidance': options}, ensure_ascii=False)}"
 

@@ -1,4 +1,4 @@
-"""What an audit concludes: how often accepted segments mean what the target says, beside the target's own segments."""
+"""Statistics of the audit: how often another sample of the target means the same as an accepted segment."""
 
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -13,7 +13,7 @@ LEAST_RATIOS = 100
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One accepted segment beside samples of the target in the same context."""
+    """One accepted segment, compared with samples of the target in the same context."""
 
     support: float
     """Whether another sample means the same: 1 or 0, or between them if it depends on which sample is left out."""
@@ -35,10 +35,10 @@ def finding(clusters: Sequence[int | None]) -> Finding:
     each left out in turn. If the segment has the target's distribution, support and reference then have the same
     expectation in every context. A segment of unknown meaning has no support, whichever model wrote it.
     """
-    own, *samples = clusters
-    counts = Counter(one for one in samples if one is not None)
-    num_same = counts[own] if own is not None else 0
-    num_left = [num_same - (own is not None and sample == own) for sample in samples]
+    cluster, *samples = clusters
+    counts = Counter(sample for sample in samples if sample is not None)
+    num_same = counts[cluster] if cluster is not None else 0
+    num_left = [num_same - (cluster is not None and sample == cluster) for sample in samples]
     return Finding(
         support=sum(number > 0 for number in num_left) / len(samples),
         reference=sum(number for number in counts.values() if number > 1) / len(samples),
@@ -49,7 +49,7 @@ def finding(clusters: Sequence[int | None]) -> Finding:
 BETS = (0.15, 0.5)
 """Shares of the evidence that the test stakes on a loss: for small and for large ones."""
 EARLY = 100
-"""The weight of the first so many starts is about equal."""
+"""Number of first starts whose weights are about equal."""
 
 
 @dataclass(slots=True)

@@ -4,31 +4,12 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from semspec.reasoning import Parts, ReasoningParser, unfinished
 from semspec.stops import StopSearch
+from semspec.types import ToolCall
 
 CALL, END_OF_CALL = "<tool_call>", "</tool_call>"
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """A call of a tool."""
-
-    id: str
-    name: str
-    arguments: str
-    """JSON text."""
-
-    @property
-    def openai(self) -> dict[str, Any]:
-        """The call as OpenAI's API has it."""
-        return {
-            "id": self.id,
-            "type": "function",
-            "function": {"name": self.name, "arguments": self.arguments},
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +25,9 @@ class Delta:
             self.reasoning + other.reasoning, self.content + other.content, self.calls + other.calls
         )
 
-    @property
-    def calls_json(self) -> str:
-        """The calls as in `Message.tool_calls`."""
-        return json.dumps([call.openai for call in self.calls]) if self.calls else ""
-
 
 class StopChecker:
-    """The visible text of an output whose segments, or parts of them, arrive one after another. What may begin a stop
-    sequence is buffered until that is known."""
+    """Finds the visible text of an output that arrives in parts. Text that may begin a stop sequence is buffered."""
 
     def __init__(
         self,
@@ -74,11 +49,11 @@ class StopChecker:
         return self._search.stop
 
     def add(self, text: str) -> Delta:
-        """The text that becomes visible with the next text; none after a stop sequence."""
+        """Return the text that becomes visible with the next text; none after a stop sequence."""
         return self._shown(self._search.add(text))
 
     def close(self) -> Delta:
-        """The buffered text, at the end of the output."""
+        """Return the buffered text at the end of the output."""
         last = self._shown(self._search.close())
         if self._call_parser:
             rest = self._call_parser.close()
@@ -126,7 +101,7 @@ class CallParser:
     _FENCE = re.compile(r"\s*```(?:json)?\s*(?=" + re.escape(CALL) + ")")
 
     def __init__(self, id: str, names: Sequence[str] = ()) -> None:
-        """`id`: of the choice; those of its calls begin with a part of it. `names`: of the offered functions."""
+        """`id`: the choice's, a part of which its calls' ids contain. `names`: the offered functions'."""
         self._id = id.partition("-")[2]
         self._bare = tuple(
             fence + bare_beginning_of_call(name) for fence in FENCES for name in names
@@ -145,7 +120,7 @@ class CallParser:
         return self._split_bare() if self._is_bare else self._split_marked()
 
     def close(self) -> Delta:
-        """The rest as text: a call that was cut, or white space where there was no call."""
+        """Return the rest as text: a call that was cut, or white space if there was no call."""
         buffered, self._buffer = self._buffer, ""
         is_over = self._num_calls and buffered.strip() in ("", "```")
         return Delta(content="" if is_over else buffered)
@@ -153,16 +128,16 @@ class CallParser:
     def _begins_bare(self) -> bool | None:
         """Return whether the buffer begins with a bare call; None while more text has to tell. A code block that only
         surrounds marked calls is dropped."""
-        if self._BARE.match(self._buffer) and self._squeezed.startswith(self._bare):
+        if self._BARE.match(self._buffer) and self._without_spaces.startswith(self._bare):
             return True
         marked = tuple(f"{fence}{CALL}" for fence in FENCES[1:])
-        if any(opening.startswith(self._squeezed) for opening in (*self._bare, *marked)):
+        if any(opening.startswith(self._without_spaces) for opening in (*self._bare, *marked)):
             return None
         self._buffer = self._FENCE.sub("", self._buffer, count=1)
         return False
 
     @property
-    def _squeezed(self) -> str:
+    def _without_spaces(self) -> str:
         """The buffer without white space."""
         return "".join(self._buffer.split())
 

@@ -1,15 +1,12 @@
-"""What comes before a generation: services checked, grammar compiled, prompts tokenized, budget set."""
+"""Prepares a request: compiles its grammar, tokenizes its prompts and sets its budget."""
 
 import asyncio
-import json
 import math
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import replace
-from operator import attrgetter
 from typing import TypeVar
 
-from semspec.decoding import Prompts, Strategy, Target, render_prompts
+from semspec.decoding import Prompts, Target, render_prompts
 from semspec.errors import (
     ContextTooLong,
     DeadlineExceeded,
@@ -25,7 +22,6 @@ from semspec.types import (
     Context,
     Conversation,
     Message,
-    Penalties,
     Piece,
     Prompt,
     Segment,
@@ -38,12 +34,9 @@ from semspec_gateway.generation.grammar import check_grammar
 from semspec_gateway.generation.request import (
     GenerationRequest,
     RequestPrompt,
-    Setting,
-    at_strictness,
 )
-from semspec_gateway.generation.runner import broken_target
+from semspec_gateway.generation.target_faults import broken_target
 from semspec_gateway.metrics import Metrics
-from semspec_gateway.options import Defaults
 from semspec_gateway.readiness import Readiness
 from semspec_gateway.served import Served
 from semspec_gateway.settings import GatewaySettings
@@ -116,7 +109,7 @@ class Preparation:
             return choices
 
     async def _check_json(self, served: Served) -> None:
-        """Raises: InvalidRequest when the target is known not to write JSON."""
+        """Check that the target can write JSON. Raises: InvalidRequest."""
         if (target := served.target).fingerprint not in self._writes_json:
             mean = await self.tokenized(
                 lambda: _mean_log_probability_of_json(served.pinned.target), GRAMMAR
@@ -135,19 +128,16 @@ class Preparation:
     async def _prompts(
         self,
         request: GenerationRequest,
-        given: RequestPrompt,
+        request_prompt: RequestPrompt,
         turns: Sequence[Message],
         served: Served,
     ) -> Prompts:
-        """The prompt as each model of the strategy reads it."""
-        first = (Message("system", request.instructions),) if request.instructions else ()
-        prompt: Prompt = (*first, *turns, *given) if isinstance(given, tuple) else given
-        if (request.tools or request.variables) and isinstance(prompt, tuple):
-            prompt = Conversation(
-                prompt,
-                json.dumps(request.tools, ensure_ascii=False) if request.tools else "",
-                json.dumps(request.variables) if request.variables else "",
-            )
+        """Encode the prompt for each model of the strategy."""
+        prompt: Prompt = request_prompt
+        if isinstance(request_prompt, tuple):
+            system = (Message("system", request.instructions),) if request.instructions else ()
+            messages = (*system, *turns, *request_prompt)
+            prompt = Conversation(messages, request.tools, request.variables)
         backends = served.pinned
         encoded = asyncio.ensure_future(
             self.tokenized(lambda: backends.target.encode(prompt), "prompt")
@@ -163,7 +153,7 @@ class Preparation:
         encoded: "asyncio.Future[Piece]",
         served: Served,
     ) -> Prompts:
-        """The prompt as both models read it. Raises: what `encoded` does; ContextTooLong by the draft's window."""
+        """Encode the prompt for both models. Raises: what `encoded` raises; ContextTooLong for the draft's window."""
         drafter, deadline_s = served.pinned.drafter, ENCODE_DEADLINE_S
         try:
             return await render_prompts(
@@ -179,7 +169,7 @@ class Preparation:
             ) from error
 
     async def tokenized(self, call: Callable[[], Awaitable[T]], parameter: str) -> T:
-        """The target's answer about a text, which errors name as `parameter`.
+        """Return the target's answer about a text, which errors name as `parameter`.
 
         Raises: InvalidRequest, DeadlineExceeded, and what the target raises.
         """
@@ -207,175 +197,10 @@ async def _mean_log_probability_of_json(target: Target) -> float:
     return score.surprisal[SURPRISAL_FEATURES.index("mean_log_probability")]
 
 
-def check(request: GenerationRequest, served: Served) -> None:
-    """Raises: InvalidRequest if the services do not support the request; `naming` makes a field of its parameter."""
-    if refusal := next(_refusals(request, served), None):
-        raise refusal
-
-
-def _refusals(request: GenerationRequest, served: Served) -> Iterator[InvalidRequest]:
-    """What the services do not support."""
-    strategy, penalties, target = request.strategy, request.penalties, served.target
-    writers = served.writers(strategy)
-    if request.segmentation not in (supported := served.segmentations(strategy)):
-        name, names = request.segmentation.value, ", ".join(sorted(supported))
-        yield InvalidRequest(
-            f"the services do not support the segmentation {name!r} for this strategy, only: {names}",
-            "segmentation",
-        )
-    is_held = strategy.supports_grammars or (
-        request.answer_strategy and not strategy.verifies_tokens
-    )
-    if request.grammar and not is_held:
-        message = (
-            f"the strategy {strategy.name!r} judges what is written, and cannot hold it to a format"
-        )
-        remedy = (
-            "or choose 'target'"
-            if strategy.verifies_tokens
-            else "choose 'target', or send exact_answer"
-        )
-        yield InvalidRequest(message, "strategy", remedy=f"leave it out, {remedy}")
-    if request.grammar and (unable := [one.model for one in writers if not one.supports_grammars]):
-        reason = "it needs a vocabulary that spells any text, and no server that writes for a model"
-        message = f"{unable[0]} cannot be held to a format: {reason}"
-        yield InvalidField(message, GRAMMAR, remedy="leave it out")
-    if request.thinking_token_budget is not None and request.num_logprobs is not None:
-        message = "a reasoning that is ended has no logprobs there"
-        yield InvalidField(message, "thinking_token_budget", remedy="leave out one of them")
-    if request.min_tokens and (strategy.verifies_tokens or request.grammar):
-        place = "neither in a format nor with a strategy that verifies tokens"
-        yield InvalidRequest(
-            f"min_tokens, ignore_eos: the end cannot be put off {place}",
-            "min_tokens",
-            remedy="leave them out",
-        )
-    if request.min_tokens and not all(one.supports_penalties for one in writers):
-        yield InvalidRequest(
-            "min_tokens, ignore_eos: a server writes for one of the models",
-            "min_tokens",
-            remedy="leave them out",
-        )
-    if request.sampling.min_p and not all(one.supports_min_p for one in writers):
-        message = "a server writes for one of the models that may not know it"
-        yield InvalidField(message, "min_p", remedy="leave it out")
-    if not (penalties.is_neutral or strategy.supports_grammars):
-        message = f"the strategy {strategy.name!r} judges or verifies drafts by the models' own probabilities"
-        yield InvalidRequest(
-            f"{message}, not by penalised ones",
-            "strategy",
-            remedy=f"leave out {' and '.join(_fields_of(penalties))}, or choose 'target'",
-        )
-    if not penalties.is_neutral and (
-        unable := [one.model for one in writers if not one.supports_penalties]
-    ):
-        message = f"{unable[0]} takes no penalties, as a server writes for one of the models"
-        first, *_ = fields = _fields_of(penalties)
-        yield InvalidField(message, first, remedy=f"leave out {' and '.join(fields)}")
-    if (
-        penalties.logit_bias
-        and Writer.DRAFT in strategy.writers
-        and served.draft.tokenizer != target.tokenizer
-    ):
-        yield InvalidField(
-            "draft and target have other token ids",
-            "logit_bias",
-            remedy="leave it out, or choose 'target'",
-        )
-    last = max((token for token, _ in penalties.logit_bias), default=-1)
-    smallest = min(writers, key=attrgetter("num_token_ids"))
-    if last >= smallest.num_token_ids:
-        message = (
-            f"{last} is no token of {smallest.model}, whose ids are below {smallest.num_token_ids}"
-        )
-        yield InvalidField(message, "logit_bias", remedy="POST /tokenize tells those of a text")
-    for name in request.variables:
-        if name not in target.template_variables:
-            field, known = (
-                f"chat_template_kwargs.{name}",
-                ", ".join(target.template_variables) or "none",
-            )
-            message = f"the chat template of {target.model} has no variable {name!r} that a request may set"
-            yield InvalidField(message, field, remedy=f"leave it out (it has: {known})")
-
-
-def _fields_of(penalties: Penalties) -> list[str]:
-    """Return the fields of a request that set `penalties`."""
-    values = {
-        "presence_penalty": penalties.presence,
-        "frequency_penalty": penalties.frequency,
-        "repetition_penalty": penalties.repetition - 1,
-        "logit_bias": penalties.logit_bias,
-    }
-    return [name for name, value in values.items() if value]
-
-
-def check_strategy(strategy: Strategy, served: Served, defaults: Defaults) -> None:
-    """Check that the pair supports `strategy`; `defaults`: the options of other requests.
-
-    Raises: InvalidRequest, which names the strategy, or its option, that is not supported, and what is.
-    """
-    if (reason := served.unsupported_reason(strategy)) is None:
-        return
-    plain = replace(strategy.options, rewrite="target", probes="")
-    parameter = "rewrite" if strategy.verifies_tokens else "probes"
-    if served.unsupported_reason(served.strategies[strategy.name](plain)) is not None:
-        parameter = "strategy"
-    raise InvalidRequest(
-        reason.message,
-        parameter,
-        remedy=f"{reason.remedy}; {served.support(defaults)}",
-        operator_hint=reason.operator_hint,
-    )
-
-
-def supported_logprobs(
-    num_logprobs: int | None, is_optional: bool, strategy: Strategy, served: Served
-) -> int | None:
-    """`num_logprobs`, or none where they are optional and the strategy has none. Raises: InvalidRequest."""
-    if num_logprobs is None or served.supports_logprobs(strategy):
-        return num_logprobs
-    if is_optional:
-        return None
-    raise InvalidField(
-        f"the strategy {strategy.name!r} has no logprobs",
-        "logprobs",
-        remedy="leave it out, or choose another strategy",
-    )
-
-
-def answer_strategy(
-    strategy: Strategy, served: Served, needs_generate: bool = False
-) -> Strategy | None:
-    """The strategy that writes an exact answer: token-level speculation where the pair allows it, else the target
-    alone; None where `strategy` is exact itself.
-
-    `needs_generate`: logprobs, a grammar, penalties or `min_tokens` are asked for, which need `generate`.
-    Raises: InvalidRequest when an option is beyond the limits of token-level speculation.
-    """
-    if strategy.is_exact:
-        return None
-    if not needs_generate and (verified := served.strategies.get("token-level")):
-        answer = verified(strategy.options)
-        if served.unsupported_reason(answer) is None:
-            return answer
-    return served.strategies["target"](strategy.options)
-
-
-def setting_at(strictness: float, strategy: Strategy, served: Served) -> Setting:
-    """The threshold that a strictness selects. Raises: InvalidRequest."""
-    if strategy.needs_calibration and served.likelihood is not None:
-        return at_strictness(strictness, served.likelihood.curve)
-    if not strategy.is_judged_by_main_probes:
-        message = f"strictness needs the pair's own probes, which the strategy {strategy.name!r} does not use"
-        remedy = "leave it out, or choose 'semantic' and no probes"
-        raise InvalidRequest(message, "strictness", remedy=remedy)
-    return at_strictness(strictness, served.verifier.operating_points)
-
-
 def check_session_size(
     request: GenerationRequest, turns: Sequence[Message], max_bytes: int
 ) -> None:
+    """Check that the session has room for the request's messages. Raises: InvalidRequest."""
     num_bytes = sum(map(turn_bytes, (*turns, *request.messages)))
     if request.session is not None and num_bytes > max_bytes:
         message = f"session {request.session} would exceed {max_bytes} bytes"
@@ -401,23 +226,18 @@ def _larger_window(served: Served) -> str:
 def budget(
     request: GenerationRequest, prompts: Prompts, served: Served, operator_default: int | None
 ) -> int:
-    """Maximum number of output tokens. Raises: ContextTooLong."""
-    rooms = [(served.target.max_context_tokens, len(prompts.target.token_ids), "the window")]
+    """Return the maximum number of output tokens. Raises: ContextTooLong."""
+    windows = [(served.target.max_context_tokens, len(prompts.target.token_ids), "the window")]
     if Writer.DRAFT in request.strategy.writers:
-        own_ids = prompts.draft.token_ids if prompts.draft else ()
-        rooms.append(
-            (
-                served.draft.max_context_tokens,
-                len(own_ids or prompts.target.token_ids),
-                "the draft's window",
-            )
-        )
-    window, num_prompt_tokens, name = min(rooms, key=lambda room: room[0] - room[1])
+        draft_ids = prompts.draft.token_ids if prompts.draft else ()
+        num_draft_tokens = len(draft_ids or prompts.target.token_ids)
+        windows.append((served.draft.max_context_tokens, num_draft_tokens, "the draft's window"))
+    window, num_prompt_tokens, name = min(windows, key=lambda window: window[0] - window[1])
     num_free = window - num_prompt_tokens
     if num_free < (request.max_tokens or 1):
         requested = f" and the {request.max_tokens} requested" if request.max_tokens else ""
         message = f"the {num_prompt_tokens} tokens of the prompt{requested} exceed {name} of {window} tokens"
-        remedy = "" if len(rooms) == 1 else _larger_window(served)
+        remedy = "" if len(windows) == 1 else _larger_window(served)
         raise ContextTooLong(message, "prompt", remedy=remedy)
     default = operator_default or min(
         max(1, window // DEFAULT_SHARE), request.default_max_tokens or window

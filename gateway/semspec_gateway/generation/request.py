@@ -23,6 +23,7 @@ from semspec.records import Body
 from semspec.types import (
     NO_PENALTIES,
     Context,
+    JsonObject,
     Message,
     OperatingPoint,
     Penalties,
@@ -31,7 +32,7 @@ from semspec.types import (
     TokenIds,
     derive_seed,
 )
-from semspec_gateway.generation.grammar import of_output
+from semspec_gateway.generation.grammar import output_grammar
 from semspec_gateway.store.store import choice_id
 
 _SAMPLING, _OPTIONS = get_type_hints(SamplingParams), get_type_hints(Options)
@@ -175,7 +176,7 @@ class ClientRequest:
 
     answer: SerializeAsAny[AnswerOptions]
     prompts: tuple[RequestPrompt, ...]
-    """Several are those of one plain completion."""
+    """More than one only for a plain completion."""
     num_choices_per_prompt: int = 1
     max_tokens: int | None = None
     """None: the default, limited to what the context window leaves."""
@@ -191,7 +192,7 @@ class ClientRequest:
     """Whether the answer leaves logprobs out where the strategy has none."""
     penalties: Penalties = NO_PENALTIES
     grammar: str = ""
-    """The answer follows it; empty: none. Written by the target alone, unless a strategy is chosen."""
+    """Grammar of the answer; empty: none. The target alone writes such an answer, unless a strategy is chosen."""
     may_reason: bool = True
     """Whether the model may open its reasoning itself where an answer follows a grammar."""
     stops: tuple[str, ...] = ()
@@ -199,9 +200,9 @@ class ClientRequest:
     """Whether the stop sequence that ends a text stays in it."""
     instructions: str = ""
     """A system message before all others, that a response which follows this one does not inherit."""
-    tools: tuple[Mapping[str, Any], ...] = ()
+    tools: tuple[JsonObject, ...] = ()
     """Tools that the model may call, in OpenAI's format. With them, calls are split off the text."""
-    variables: Mapping[str, Any] = field(default_factory=dict)
+    variables: JsonObject = field(default_factory=dict)
     """Variables of the chat template, each a scalar."""
     is_kept: bool = True
     """False: routes do not give the answer by its id once it has ended."""
@@ -271,7 +272,8 @@ class GenerationRequest(ClientRequest):
             session=self.session or self.choice_id(index),
             owner=hashlib.blake2b(self.owner.encode(), digest_size=8).hexdigest(),
             draft_prompt=prompts.draft,
-            grammar=self.grammar and of_output(self.grammar, prompts.target.text, self.may_reason),
+            grammar=self.grammar
+            and output_grammar(self.grammar, prompts.target.text, self.may_reason),
             fallback=prompts.fallback,
             stops=self.stops,
             splits_reasoning=bool(self.messages),

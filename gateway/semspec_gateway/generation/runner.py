@@ -1,29 +1,23 @@
 """Runs the decoding loop for one choice; each segment is stored, then counted, then emitted."""
 
-import asyncio
 import json
 import logging
-from collections.abc import Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing
 from dataclasses import dataclass, replace
-from time import monotonic
 
-from semspec.decoding import Target, decode
+from semspec.decoding import decode
 from semspec.errors import (
     Cancelled,
     DeadlineExceeded,
     InternalError,
     InvalidRequest,
-    Mismatch,
     Overloaded,
-    SemspecError,
     Unavailable,
 )
 from semspec.observability import known, span
 from semspec.reasoning import THINK
 from semspec.records import statistics, stored
 from semspec.types import (
-    GRAMMAR,
     Drafted,
     Finished,
     FinishReason,
@@ -35,17 +29,12 @@ from semspec.types import (
 )
 from semspec_gateway.generation.audit import Audit
 from semspec_gateway.generation.choice import Choice, Ended
+from semspec_gateway.generation.target_faults import LEAST_PATIENCE_S, TargetRetry, broken_target
 from semspec_gateway.generation.usage import usage
 from semspec_gateway.metrics import Metrics
 from semspec_gateway.readiness import Readiness
 from semspec_gateway.settings import GatewaySettings
 from semspec_gateway.store.leases import Journal, SessionLease
-
-FIRST_PAUSE_S, LONGEST_PAUSE_S, LEAST_PATIENCE_S = 0.05, 1.0, 300.0
-ANSWER_S = 2.0
-"""Timeout of one health check of the target, in seconds."""
-MAX_RETRIES_WITHOUT_PROGRESS = 8
-"""Retries before the next segment after which the generation fails: its own request may crash the target."""
 
 _log = logging.getLogger(__name__)
 
@@ -118,7 +107,7 @@ class ChoiceRunner:
                             break
                     except (Unavailable, Overloaded) as error:
                         self.readiness.suspect()
-                        await retry.target_is_back(error, len(choice.records))
+                        await retry.wait_for_target(error, len(choice.records))
                         self.readiness.recover()
                         self.metrics.resumptions.inc()
             finally:
@@ -128,7 +117,7 @@ class ChoiceRunner:
         return reason
 
     async def _decode_once(self, choice: Choice, journal: Journal) -> FinishReason | None:
-        """None: the reasoning has had its budget, and ends before the next segment."""
+        """Run the loop once; None: the reasoning has used its budget, and has to end before the next segment."""
         if choice.has_thought_enough and not await self._end_reasoning(choice, journal):
             return FinishReason.LENGTH
         kept = (record.segment for record in choice.records)
@@ -141,9 +130,8 @@ class ChoiceRunner:
         if choice.fallback is not None:  # the fallback to the target alone outlasts a restart
             generation = replace(generation, fallback=choice.fallback)
         async with aclosing(decode(generation, choice.served.pinned)) as events:
-            while (
-                choice.stop_checker.stop is None or choice.open_text
-            ):  # a segment that was begun is completed
+            # After a stop sequence, the open segment is still completed.
+            while choice.stop_checker.stop is None or choice.open_text:
                 # The prompt was accepted when it was encoded; else what is invalid now is not the client's mistake.
                 with broken_target(InvalidRequest, InternalError):
                     event = await anext(events)
@@ -165,8 +153,7 @@ class ChoiceRunner:
         return FinishReason.STOP
 
     async def _end_reasoning(self, choice: Choice, journal: Journal) -> bool:
-        """Put the end of the reasoning into the context as a segment of the target; False when the budget leaves no
-        answer after it."""
+        """Append the end of the reasoning as a segment of the target; False if no tokens are left for an answer."""
         parser = choice.stop_checker.reasoning_parser
         form = (parser and parser.form) or THINK
         text = form.answer if choice.text[-1:] in ("", "\n") else f"\n{form.answer}"
@@ -237,79 +224,6 @@ class ChoiceRunner:
         _log_end(choice, status, self.settings.log_prompts)
         if journal.degraded or choice.degraded:
             self.metrics.degraded_generations.inc()
-
-
-@contextmanager
-def broken_target(*errors: type[SemspecError]) -> Iterator[None]:
-    """Raise Unavailable instead of `errors` of the target.
-
-    Those about a grammar stay, and those of a strategy that cannot be used with this target.
-    """
-    try:
-        yield
-    except errors as error:
-        if error.parameter in (GRAMMAR, "strategy"):
-            raise
-        _log.error("the target is broken: %s", error)
-        raise Unavailable(
-            "the target is broken", remedy="this gateway's log has the details"
-        ) from error
-
-
-class TargetRetry:
-    """Retry policy of one generation while the target is unavailable; each segment resets it."""
-
-    def __init__(self, target: Target, fingerprint: str, timeout_s: float) -> None:
-        """`fingerprint` is that of the model that the generation began with."""
-        self._target = target
-        self._fingerprint = fingerprint
-        self._timeout_s = timeout_s
-        self._num_segments = -1
-        self._until = 0.0
-        self._pause_s = FIRST_PAUSE_S
-        self._num_failures = 0
-
-    async def target_is_back(self, failure: SemspecError, num_segments: int) -> None:
-        """Wait until the target answers again, with exponential backoff.
-
-        Raises: `failure` when it does not in time; Mismatch when it serves another model by then.
-        """
-        if num_segments > self._num_segments:
-            self._num_segments, self._until, self._pause_s = (
-                num_segments,
-                monotonic() + self._timeout_s,
-                FIRST_PAUSE_S,
-            )
-            self._num_failures = 0
-            _log.warning("waiting up to %g s for the target: %s", self._timeout_s, failure)
-        self._num_failures += isinstance(failure, Unavailable)
-        if self._num_failures > MAX_RETRIES_WITHOUT_PROGRESS:
-            raise failure
-        while (left := self._until - monotonic()) > 0:
-            await asyncio.sleep(min(self._pause_s, left))
-            self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
-            if await self._answers():
-                return
-        raise failure
-
-    async def _answers(self) -> bool:
-        try:
-            async with asyncio.timeout(ANSWER_S):
-                info = await self._target.info()
-        except (
-            Unavailable,
-            Overloaded,
-            DeadlineExceeded,
-            InvalidRequest,
-            InternalError,
-            TimeoutError,
-        ):
-            return False
-        if info.fingerprint != self._fingerprint:
-            raise Mismatch(
-                "the target that came back serves another model", remedy="start a new generation"
-            )
-        return True
 
 
 def _log_end(choice: Choice, status: str, with_texts: bool) -> None:

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -57,35 +56,8 @@ def request_fields(choices: Sequence[Choice]) -> dict[str, str]:
 def stored_request(id: str, meta: Mapping[str, str], strategies: Strategies) -> GenerationRequest:
     """The request stored in the fields of the generation `id`. Raises: Unavailable when they cannot be read."""
     with reading(f"generation {id}"):
-        if "request" not in meta:
-            return _REQUEST.validate_python(_of_version_0_2(meta["call"]), context=strategies)
         request = _REQUEST.validate_json(meta["call"], context=strategies)
         return replace(request, grammar=meta["grammar"])
-
-
-def _of_version_0_2(call: str) -> dict[str, Any]:
-    """The fields of a request that version 0.2 stored, which held its parameters in a generation, the `plan`."""
-    fields = json.loads(call)
-    plan, seed = fields.pop("plan"), fields.pop("seed")
-    for name in ("strategy", "answer_strategy"):
-        own = plan.get(name)
-        plan[name] = {"name": own, "options": plan["options"]} if own else None
-    texts = {name: fields.pop(name) for name in ("answer", "tools", "variables")}
-    parsed = {name: json.loads(text) for name, text in texts.items() if text}
-    fields["num_choices_per_prompt"] = fields["num_choices"] // len(fields["prompts"])
-    return {**plan, **fields, **parsed, "sampling": {**plan["sampling"], "seed": seed}}
-
-
-def stored_access(id: str, meta: Mapping[str, str]) -> tuple[str, bool]:
-    """Return the owner of the generation `id`, and whether it is kept after its end.
-
-    Raises: Unavailable when the fields cannot be read.
-    """
-    with reading(f"generation {id}"):
-        if "owner" in meta:
-            return meta["owner"], meta["is_kept"] == "true"
-        call = json.loads(meta["call"])  # stored by version 0.2
-        return call["owner"], call.get("is_kept", True)
 
 
 async def stored_trace(id: str, store: Store, start: int = 0) -> list[SegmentRecord]:
@@ -118,24 +90,15 @@ def stored_choice(
         return Choice(request, index, prompts, max_tokens, served, int(meta["num_turns"]))
 
 
-def prompt_fields(
-    request: GenerationRequest, index: int, meta: Mapping[str, str]
-) -> dict[str, str]:
-    """Return the fields of the prompt of choice number `index`: `prompt`, `draft_prompt`, `fallback` and `budget`."""
-    suffix = (
-        f":{index // request.num_choices_per_prompt}" if "request" in meta else ""
-    )  # none by version 0.2
-    return {
-        name: meta.get(f"{name}{suffix}", "")
-        for name in ("prompt", "draft_prompt", "fallback", "budget")
-    }
-
-
 def stored_prompts(
     request: GenerationRequest, index: int, meta: Mapping[str, str]
 ) -> tuple[Prompts, int]:
     """Return the prompt as each model reads it, and the budget of tokens. To be called within `reading`."""
-    fields = prompt_fields(request, index, meta)
-    draft = _PIECE.validate_json(fields["draft_prompt"]) if fields["draft_prompt"] else None
-    prompts = Prompts(_PIECE.validate_json(fields["prompt"]), draft, fields["fallback"] or None)
-    return prompts, int(fields["budget"])
+    number = index // request.num_choices_per_prompt
+    draft = meta[f"draft_prompt:{number}"]
+    prompts = Prompts(
+        _PIECE.validate_json(meta[f"prompt:{number}"]),
+        _PIECE.validate_json(draft) if draft else None,
+        meta[f"fallback:{number}"] or None,
+    )
+    return prompts, int(meta[f"budget:{number}"])

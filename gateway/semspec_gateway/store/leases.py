@@ -1,5 +1,8 @@
-"""What a writer holds in Redis. Of a generation: each record is stored before it is sent, and a heartbeat renews the
-writer's lease. Of a session: one generation at a time claims it, renews the claim while it runs, then releases it."""
+"""Leases of writers in Redis.
+
+A generation's journal stores each record before it is sent, and its heartbeat renews the writer's lease. One generation
+at a time claims a session, renews the claim while it runs, then releases it.
+"""
 
 import asyncio
 import json
@@ -13,7 +16,7 @@ from functools import partial
 
 from semspec.background import Background
 from semspec.errors import Cancelled, Conflict, SemspecError, Unavailable
-from semspec.types import Message
+from semspec.types import Message, calls_json
 from semspec_gateway.store.store import FIRST_FENCE, OVERHEAD_BYTES, Store, stored_name
 
 SESSION_LEASE_S = 30.0
@@ -26,7 +29,8 @@ _log = logging.getLogger(__name__)
 
 def turn_bytes(turn: Message) -> int:
     """Bytes of a turn's texts."""
-    return len("".join((turn.content, turn.tool_calls, turn.tool_call_id, turn.name)).encode())
+    calls = calls_json(turn.tool_calls)
+    return len("".join((turn.content, calls, turn.tool_call_id, turn.name)).encode())
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +59,7 @@ class Journal:
         generation: str,
         account: Account,
         cancelled: asyncio.Event,
-        fence: int,
+        fence: int = FIRST_FENCE,
     ) -> None:
         """`cancelled` is set when the generation is cancelled, here or through another gateway."""
         self._leases, self._store = leases, leases.store
@@ -266,11 +270,6 @@ class Leases:
     writer_lease_s: float
     num_running: Counter[str] = field(default_factory=Counter)
     """Choices that this gateway writes at present, by request."""
-
-    def journal(
-        self, generation: str, account: Account, cancelled: asyncio.Event, fence: int = FIRST_FENCE
-    ) -> Journal:
-        return Journal(self, generation, account, cancelled, fence)
 
     async def keep_request(self, account: Account, fields: Mapping[str, str]) -> bool:
         """Store what all choices of a request share; False, with a line in the log, if that fails."""

@@ -14,28 +14,25 @@ class Shared:
         self._joinable: dict[Hashable, asyncio.Task[Any]] = {}
         self._running: set[asyncio.Task[Any]] = set()
 
-    async def fresh(self, key: Hashable, call: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of a call that begins after now. All who ask in the same moment share it."""
-        return await self._result(key, call, is_joined_underway=False)
-
-    async def underway(self, key: Hashable, call: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of the call under way if there is one, else of a new call."""
-        return await self._result(key, call, is_joined_underway=True)
-
     async def close(self) -> None:
         """Wait for calls whose callers were cancelled."""
         await asyncio.gather(*self._running, return_exceptions=True)
 
-    async def _result(
-        self, key: Hashable, call: Callable[[], Awaitable[T]], is_joined_underway: bool
+    async def result(
+        self, key: Hashable, call: Callable[[], Awaitable[T]], *, joins_running: bool = False
     ) -> T:
+        """Return the result of a call that begins after now; with `joins_running`, of the running one if there is one.
+
+        Tasks that ask in the same moment share one call.
+        """
+
         async def run() -> T:
-            if not is_joined_underway:
+            if not joins_running:
                 del self._joinable[key]
             try:
                 return await call()
             finally:
-                if is_joined_underway:
+                if joins_running:
                     del self._joinable[key]
 
         task = self._joinable.get(key)
@@ -43,8 +40,7 @@ class Shared:
             task = self._joinable[key] = asyncio.create_task(run())
             self._running.add(task)
             task.add_done_callback(self._running.discard)
-            task.add_done_callback(
-                lambda done: done.cancelled() or done.exception()
-            )  # all callers may be cancelled
+            # All callers may be cancelled.
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
         result: T = await asyncio.shield(task)
         return result

@@ -38,7 +38,7 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from semspec.errors import Cancelled, Conflict, NotFound, SemspecError, Unavailable
-from semspec.types import Message
+from semspec.types import Message, calls_json, read_calls
 from semspec_gateway.settings import GatewaySettings
 from semspec_gateway.store.sharing import Shared
 
@@ -78,7 +78,7 @@ NUM_WATCHES = 32
 
 @contextmanager
 def reading(subject: str) -> Iterator[None]:
-    """Raises: Unavailable instead of the errors of decoding what Redis holds of `subject`, in the body."""
+    """Raise Unavailable instead of errors that decoding what Redis holds of `subject` raises in the block."""
     try:
         yield
     except (ValueError, LookupError, TypeError, StopIteration) as error:
@@ -121,10 +121,8 @@ class Store:
             for name in _SCRIPTS
         }
         self._calls: set[asyncio.Future[Any]] = set()
-        self._connections, self._watches = (
-            asyncio.Semaphore(NUM_CONNECTIONS),
-            asyncio.Semaphore(NUM_WATCHES),
-        )
+        self._connections = asyncio.Semaphore(NUM_CONNECTIONS)
+        self._watches = asyncio.Semaphore(NUM_WATCHES)
         self._shared = Shared()
         self.max_owner_bytes = UNLIMITED_OWNER_BYTES
         """Bytes that an owner may store, by the last `check`."""
@@ -232,13 +230,13 @@ class Store:
     async def check(self) -> tuple[int, int]:
         """Write a key that expires, and learn what an owner may store.
 
-        Returns: bytes that Redis takes and may take, 0: not told. Raises: Unavailable.
+        Returns: bytes that Redis takes, and may take; 0: not known. Raises: Unavailable.
         """
         await self._guarded("check", self._client.set("semspec:check", "", ex=60), "this gateway")
-        told = {}
+        memory = {}
         with suppress(Unavailable):  # a user of Redis may lack this command
-            told = await self._guarded("", self._client.info("memory"), "this gateway")
-        used_bytes, max_bytes = told.get("used_memory", 0), told.get("maxmemory", 0)
+            memory = await self._guarded("", self._client.info("memory"), "this gateway")
+        used_bytes, max_bytes = memory.get("used_memory", 0), memory.get("maxmemory", 0)
         self.max_owner_bytes = max_bytes // OWNER_SHARE or UNLIMITED_OWNER_BYTES
         return used_bytes, max_bytes
 
@@ -250,7 +248,7 @@ class Store:
             _, *pairs = await self._run("read", generation)
             return dict(zip(pairs[::2], pairs[1::2], strict=True))
 
-        return await self._shared.fresh(("state", generation), read)
+        return await self._shared.result(("state", generation), read)
 
     async def generation(self, generation: str) -> dict[str, str]:
         """Return all fields of a generation: its `state`, and what all choices of its request share.
@@ -258,15 +256,15 @@ class Store:
         Raises: NotFound, Unavailable.
         """
         state = await self.state(generation)
-        if (request := state.get("request")) is None:  # stored by version 0.2
-            return state
+        with reading(f"generation {generation}"):
+            request = state["request"]
 
         async def read() -> dict[str, str]:
             call = self._client.hgetall(_key("generation", request, "request"))
             found: dict[str, str] = await self._guarded("read", call, f"generation {generation}")
             return found
 
-        if not (shared := await self._shared.fresh(("request", request), read)):
+        if not (shared := await self._shared.result(("request", request), read)):
             raise _REFUSALS["missing"](f"generation {generation}")
         return shared | state
 
@@ -277,7 +275,7 @@ class Store:
             call = self._client.lrange(_key("generation", generation, "segments"), start, -1)
             return list(await self._guarded("read", call, f"generation {generation}"))
 
-        return await self._shared.fresh(("trace", generation, start), read)
+        return await self._shared.result(("trace", generation, start), read)
 
     async def next_event(self, generation: str, after: str, timeout_s: float) -> str:
         """Wait until a generation has changed since the event `after`; "0" stands before every event.
@@ -285,9 +283,8 @@ class Store:
         Returns: the id of the last event; `after` if none came within `timeout_s`, or within that of a caller who has
         waited for the same event before. Raises: Unavailable.
         """
-        block_ms = max(
-            1, int(1000 * min(timeout_s, self._settings.redis_timeout_s / 2))
-        )  # 0: without a timeout
+        # Redis takes 0 for no timeout.
+        block_ms = max(1, int(1000 * min(timeout_s, self._settings.redis_timeout_s / 2)))
 
         async def read() -> str:
             call = self._client.xread(
@@ -302,14 +299,14 @@ class Store:
                 )
                 return str(entries[-1][0])
 
-        return await self._shared.underway(("event", generation, after), read)
+        return await self._shared.result(("event", generation, after), read, joins_running=True)
 
     async def claim(self, session: str, token: str, lease_s: float) -> tuple[Message, ...]:
         """Claim a session for one generation; returns its turns so far. Raises: Conflict, Unavailable."""
         turns = await self._run("claim", session, token, int(lease_s * 1000))
         try:
             with reading(f"session {session}"):
-                return tuple(map(_MESSAGE.validate_json, turns[1:]))
+                return tuple(map(_read_turn, turns[1:]))
         except Unavailable:
             await self.release(session, token)  # so that its owner can delete it at once
             raise
@@ -321,7 +318,7 @@ class Store:
             "read", self._client.lrange(_key("session", session, "turns"), 0, -1), subject
         )
         with reading(subject):
-            return tuple(map(_MESSAGE.validate_json, lines))
+            return tuple(map(_read_turn, lines))
 
     async def forget(self, session: str, owner: str) -> None:
         """Delete the turns of an owner's session. Raises: Conflict while a generation has it; NotFound, Unavailable."""
@@ -358,7 +355,7 @@ class Store:
         self, session: str, token: str, version: int, turns: Sequence[Message]
     ) -> None:
         """Append turns after the first `version` ones and release the session. Raises: Conflict, Unavailable."""
-        lines = [json.dumps(asdict(turn)) for turn in turns]
+        lines = map(_write_turn, turns)
         await self._run("commit", session, token, version, self._ttl_s, *lines)
 
     async def release(self, session: str, token: str) -> None:
@@ -382,24 +379,23 @@ class Store:
         operation: str,
         reply: Awaitable[Any],
         subject: str,
-        places: asyncio.Semaphore | None = None,
+        limit: asyncio.Semaphore | None = None,
     ) -> Any:
         """Return the reply of Redis to an operation on `subject`; one without a name may fail.
 
-        `places`: bound the number of connections; None: those of ordinary calls. Raises: Unavailable.
+        `limit`: bounds the concurrent calls; None: the bound of ordinary calls. Raises: Unavailable.
         """
 
-        async def placed() -> Any:
-            async with places or self._connections:
+        async def bounded() -> Any:
+            async with limit or self._connections:
                 return await reply
 
         # Never cancelled: redis-py may swallow a cancellation while it waits, and its caller would continue.
-        call = asyncio.ensure_future(placed())
+        call = asyncio.ensure_future(bounded())
         self._calls.add(call)
         call.add_done_callback(self._calls.discard)
-        call.add_done_callback(
-            lambda done: done.cancelled() or done.exception()
-        )  # its caller may be cancelled
+        # Its caller may be cancelled.
+        call.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
             with reading(subject):
                 return await asyncio.shield(call)
@@ -407,6 +403,18 @@ class Store:
             if operation:
                 self.on_failure(operation)
             raise _failure(error, subject) from error
+
+
+def _write_turn(turn: Message) -> str:
+    """Write a session's turn, its calls in OpenAI's format."""
+    return json.dumps({**asdict(turn), "tool_calls": calls_json(turn.tool_calls)})
+
+
+def _read_turn(line: str) -> Message:
+    fields = json.loads(line)
+    return _MESSAGE.validate_python(
+        {**fields, "tool_calls": read_calls(fields.get("tool_calls", ""))}
+    )
 
 
 def _failure(error: Exception, subject: str) -> Unavailable:

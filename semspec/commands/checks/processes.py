@@ -91,7 +91,7 @@ def _gateway(settings: Any) -> StartedProcess:
     release = _loaded("semspec_gateway.releases:load_served_release")(
         settings.pair, settings.defaults
     )
-    words = f", the release is {release.label}" if release else ""
+    words = f", the release is {release.pair.label}" if release else ""
     return StartedProcess(f"its settings are valid{words}", settings, release)
 
 
@@ -228,17 +228,21 @@ def _compare(started: dict[str, StartedProcess]) -> str:
     likelihood = gateway.likelihood if gateway else None
     uncalled = _loaded("semspec.decoding:Backends")(None, None, None, likelihood=likelihood)
     served = _loaded("semspec_gateway.served:Served")(
-        draft, target, verifier, uncalled, release=gateway
+        draft,
+        target,
+        verifier,
+        uncalled,
+        release=gateway,
+        defaults=gateway.defaults if gateway else settings.defaults,
     )
-    if reason := _loaded("semspec_gateway.served:mismatch")(served, settings):
+    if reason := _loaded("semspec_gateway.served:mismatch")(served, settings.audit):
         raise reason
-    defaults = served.defaults(settings.defaults)
     matched = (
         "models and probes belong together"
         if verifier.has_probes
         else "the models are served without probes"
     )
-    return f"{matched}; {served.default_name(defaults)} by default; {served.support(defaults)}"
+    return f"{matched}; {served.default_name} by default; {served.support}"
 
 
 def _memory(models: list[StartedProcess]) -> Check:

@@ -13,7 +13,16 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from semspec.errors import InvalidRequest
-from semspec.rpc.codec.values import PUT, READ, check, invalid, known, numbers_of, within
+from semspec.rpc.codec.values import (
+    JSON_TEXTS,
+    PUT,
+    READ,
+    check,
+    invalid,
+    known,
+    numbers_of,
+    within,
+)
 from semspec.types import Conversation, Prompt, TokenIds
 from semspec.v2 import types_pb2
 
@@ -137,6 +146,9 @@ def _plan(kind: type, message: type[Message]) -> _Plan:
         descriptor = message.DESCRIPTOR.fields_by_name.get(field.name)
         if descriptor is None:
             continue
+        if json_text := JSON_TEXTS.get((kind, field.name)):
+            others.append(_json_field(field.name, *json_text))
+            continue
         if descriptor.is_repeated or descriptor.has_presence or descriptor.enum_type:
             default = (
                 ()
@@ -153,6 +165,22 @@ def _plan(kind: type, message: type[Message]) -> _Plan:
             plain.append(field.name)
     names = tuple(plain)
     return _Plan(names, _getter(names), tuple(others))
+
+
+def _json_field(
+    name: str, write_text: Callable[[Any], str], read_text: Callable[[str], Any]
+) -> _Field:
+    """A field whose value is JSON text in the message."""
+
+    def read_field(message: Any) -> Any:
+        try:
+            return read_text(getattr(message, name))
+        except ValueError as error:
+            raise invalid(name, str(error)) from None
+
+    return _Field(
+        name, (), lambda message, value: setattr(message, name, write_text(value)), read_field
+    )
 
 
 def _getter(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:

@@ -3,6 +3,7 @@
 Readers and checks raise InvalidRequest with the path of the invalid field within the value.
 """
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
@@ -22,6 +23,7 @@ from semspec.types import (
     Distribution,
     GeneratedSegment,
     GenerationParams,
+    JsonObject,
     Judgement,
     Message,
     OperatingPoint,
@@ -41,6 +43,9 @@ from semspec.types import (
     TokenLogprob,
     VerifiedTokens,
     Writer,
+    calls_json,
+    json_text,
+    read_calls,
 )
 from semspec.v2 import types_pb2
 
@@ -117,6 +122,41 @@ def _read_segment(message: types_pb2.Piece) -> Segment:
 PUT: dict[type, Callable[[Any, Any], None]] = {Piece: put_piece, Segment: put_piece}
 """Functions that fill in values whose form in messages differs."""
 READ: dict[type, Callable[[Any], Any]] = {Piece: read_piece, Segment: _read_segment}
+
+
+def _read_tools(text: str) -> tuple[JsonObject, ...]:
+    """Raises: ValueError."""
+    try:
+        tools = json.loads(text or "[]")
+        if isinstance(tools, list) and all(
+            isinstance(tool["function"]["name"], str) for tool in tools
+        ):
+            return tuple(tools)
+    except (ValueError, LookupError, TypeError, RecursionError):
+        pass
+    raise ValueError("not a JSON list of functions in OpenAI's format")
+
+
+def _read_variables(text: str) -> JsonObject:
+    """Raises: ValueError."""
+    try:
+        variables = json.loads(text or "{}")
+        json.dumps(variables, ensure_ascii=False).encode()  # no tokenizer takes a lone surrogate
+    except (ValueError, RecursionError):
+        variables = None
+    if not isinstance(variables, dict) or any(
+        isinstance(value, dict | list) for value in variables.values()
+    ):
+        raise ValueError("not a JSON object of texts, numbers, true, false and null")
+    return variables
+
+
+JSON_TEXTS: dict[tuple[type, str], tuple[Callable[[Any], str], Callable[[str], Any]]] = {
+    (Message, "tool_calls"): (calls_json, read_calls),
+    (Conversation, "tools"): (json_text, _read_tools),
+    (Conversation, "variables"): (json_text, _read_variables),
+}
+"""How to write and read the fields that messages hold as JSON text."""
 
 
 def check_filled(values: Sequence[object], field: str) -> None:

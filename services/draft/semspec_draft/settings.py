@@ -27,7 +27,7 @@ class DraftSettings(ModelSettings):
 
     @field_validator("datastore")
     @classmethod
-    def _there_is_something_to_serve(
+    def _needs_model_or_datastore(
         cls, datastore: DirectoryPath | None, info: ValidationInfo
     ) -> DirectoryPath | None:
         if datastore is None and not info.data.get("model", "unknown"):

@@ -18,12 +18,10 @@ def main() -> None:
 
 def load(settings: VerifierSettings) -> ServedVerifier:
     """Load the probes of the settings. Raises: Mismatch when they are not those of the release."""
-    os.environ.setdefault(
-        "OMP_NUM_THREADS", str(settings.threads or 1)
-    )  # must be set before torch is imported
-    from semspec.probes.verifier import (
-        ProbeVerifier,
-    )  # slow import, deferred until health checks are answered
+    # It has to be set before torch is imported.
+    os.environ.setdefault("OMP_NUM_THREADS", str(settings.threads or 1))
+    # Slow import, deferred until health checks are answered.
+    from semspec.probes.verifier import ProbeVerifier
 
     release = load_release(settings.pair)
     verifier = ProbeVerifier.load(settings.pair, settings.device, settings.equivalence)

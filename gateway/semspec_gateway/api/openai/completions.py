@@ -119,9 +119,11 @@ def completion_request(body: CompletionRequest) -> ClientRequest:
 
 
 def _client_request(
-    api: str, body: CompletionBody, fields: Mapping[str, str], **own: Any
+    api: str, body: CompletionBody, fields: Mapping[str, str], **specific: Any
 ) -> ClientRequest:
-    """Add what chats and plain completions have in common; `fields`: see `naming`.
+    """Add the fields that chats and plain completions share to those that are `specific` to one of them.
+
+    `fields`: see `naming`.
 
     Raises: InvalidRequest when the body has options of a stream and asks for none.
     """
@@ -140,24 +142,23 @@ def _client_request(
             tuple(biases),
         ),
         stops=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
-        **own,
+        **specific,
     )
 
 
 def _prompts(body: CompletionRequest) -> tuple[str | TokenIds, ...]:
-    given = body.prompt
-    if isinstance(given, str):
-        return (given,)
-    if ids := tuple(token for token in given if isinstance(token, int)):
+    if isinstance(body.prompt, str):
+        return (body.prompt,)
+    if ids := tuple(token for token in body.prompt if isinstance(token, int)):
         return (TokenIds(ids),)
-    several = (prompt for prompt in given if not isinstance(prompt, int))
+    prompts = (prompt for prompt in body.prompt if not isinstance(prompt, int))
     return tuple(
-        prompt if isinstance(prompt, str) else TokenIds(tuple(prompt)) for prompt in several
+        prompt if isinstance(prompt, str) else TokenIds(tuple(prompt)) for prompt in prompts
     )
 
 
 class _OpenAIFormat(Format):
-    """What both formats share."""
+    """The parts that the formats of chats and plain completions share."""
 
     last_line: str | None = "[DONE]"
     _chunk_body: type[BaseModel]
@@ -188,26 +189,16 @@ class _OpenAIFormat(Format):
                 [self._chunk([self._piece(index, event.delta)])] if event.delta != Delta() else []
             )
         choice = self._piece(index, event.delta, self._logprobs(event.logprobs, event.offset))
-        if isinstance(event, Written):
-            own = (
-                answers.ChunkWriting(writing=event.place.num_segments)
-                if self._options.trace
-                else None
-            )
-            return [self._chunk([choice], semspec=own)]
-        if (
-            event.was_shown
-            and event.delta == Delta()
-            and not (event.logprobs or self._options.trace)
-        ):
-            return []
         if self._options.trace:
-            return [
-                self._chunk(
-                    [choice], semspec=answers.ChunkSegment(segment=SegmentTrace.of(event.record))
-                )
-            ]
+            return [self._chunk([choice], semspec=self._progress(event))]
+        if isinstance(event, Kept) and event.was_shown and not event.logprobs:
+            return [self._chunk([choice])] if event.delta != Delta() else []
         return [self._chunk([choice])]
+
+    def _progress(self, event: Written | Kept) -> BaseModel:
+        if isinstance(event, Written):
+            return answers.ChunkWriting(writing=event.place.num_segments)
+        return answers.ChunkSegment(segment=SegmentTrace.of(event.record))
 
     def closing(self, index: int, ended: Ended, choices: Sequence[Choice]) -> list[BaseModel]:
         end = [self._piece(index, Delta(), reason=ended.reason)]

@@ -6,9 +6,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from semspec.errors import InvalidRequest
+from semspec import types
+from semspec.errors import InvalidRequest, InvalidValue
 from semspec.grammars.limits import check_schema
-from semspec.types import Message, Role
+from semspec.types import JsonObject, Message, Role
 from semspec_gateway.api.shared.requests import (
     CACHE_LABELS,
     MESSAGE_DEFAULTS,
@@ -23,7 +24,9 @@ from semspec_gateway.api.shared.requests import (
     encodable,
     items,
     parsed_json,
+    require_type,
     text_or_list,
+    type_of,
 )
 from semspec_gateway.generation.grammar import ANY_OBJECT, json_grammar, tools_grammar
 from semspec_gateway.options import RequestModel
@@ -60,10 +63,7 @@ class RefusalPart(CompatibleRequestModel):
 
 def select_part(part: object) -> str:
     """Return the tag of a part's model, in angle brackets, so that errors can leave it out of a field's path."""
-    kind = (
-        part.get("type") if isinstance(part, dict) else getattr(part, "type", None)
-    )  # a model when it is serialized
-    return "<refusal>" if kind == "refusal" else "<text>"
+    return "<refusal>" if type_of(part) == "refusal" else "<text>"
 
 
 Part = Annotated[
@@ -107,15 +107,12 @@ Arguments = Annotated[
 """JSON text of a call's arguments."""
 
 
-def _require_function(kind: object) -> object:
-    if kind != "function":
-        raise ValueError(
-            "Input should be 'function', the only type of tools that is served; leave out other tools"
-        )
-    return kind
-
-
-FunctionType = Annotated[Literal["function"], BeforeValidator(_require_function)]
+FunctionType = Annotated[
+    Literal["function"],
+    require_type(
+        "function", "'function', the only type of tools that is served", "leave out other tools"
+    ),
+]
 
 
 class OfFunction(RequestModel):
@@ -145,10 +142,9 @@ class ToolCall(CompatibleRequestModel):
     function: FunctionCall
 
     @property
-    def openai(self) -> dict[str, Any]:
-        """The call as `Message.tool_calls` has it; without an id if it has none."""
-        fields = {"type": "function", "function": self.function.model_dump()}
-        return {"id": self.id, **fields} if self.id else fields
+    def call(self) -> types.ToolCall:
+        """The call as a message has it."""
+        return types.ToolCall(self.id or "", self.function.name, self.function.arguments)
 
 
 class ChatMessage(CompatibleRequestModel):
@@ -182,13 +178,15 @@ class ChatMessage(CompatibleRequestModel):
                 "only an assistant's message has tool_calls, a function_call or a refusal"
             )
         if self.tool_calls and self.function_call:
-            raise ValueError("function_call is the older name of tool_calls; give one of them")
+            raise InvalidValue(
+                "function_call is the older name of tool_calls", remedy="give one of them"
+            )
         if self.tool_call_id is not None and self.role != "tool":
             raise ValueError("only a tool's message has a tool_call_id")
         if self.role == "function" and not self.name:
             raise ValueError("a function's message needs the function's name")
         if self.content is None and self.role not in ("assistant", "function"):
-            raise ValueError("content is missing; send a text, or a list of text parts")
+            raise InvalidValue("content is missing", remedy="send a text, or a list of text parts")
         return self
 
     @property
@@ -200,7 +198,7 @@ class ChatMessage(CompatibleRequestModel):
         return Message(
             role="tool" if self.role == "function" else self.role,
             content=joined(self.content or self.refusal or ""),
-            tool_calls=json.dumps([call.openai for call in calls]) if calls else "",
+            tool_calls=tuple(call.call for call in calls),
             tool_call_id=name if self.role == "function" else call_id,
             name=name,
         )
@@ -395,11 +393,11 @@ def answer_grammar(
     is_required = name is not None or choice == "required"
     is_parallel = is_parallel is not False and name is None
     return tools_grammar(
-        [one.model_dump() for _, one in numbered], is_required, is_parallel, fields
+        [function.model_dump() for _, function in numbered], is_required, is_parallel, fields
     )
 
 
-def template_tools(functions: Sequence[Function]) -> tuple[dict[str, Any], ...]:
+def template_tools(functions: Sequence[Function]) -> tuple[JsonObject, ...]:
     """The functions as a chat template takes them."""
     fields = {"name", "description", "parameters"}
     return tuple(

@@ -9,7 +9,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel
 
 from semspec.errors import Conflict, InvalidRequest, NotFound
-from semspec.types import FinishReason, Message
+from semspec.types import FinishReason, Message, ToolCall
 from semspec_gateway.api.openai import responses_answers as bodies
 from semspec_gateway.api.openai.responses_requests import (
     ResponseOptions,
@@ -19,12 +19,12 @@ from semspec_gateway.api.openai.responses_requests import (
 from semspec_gateway.api.shared.bodies import BodyRoute
 from semspec_gateway.api.shared.document import STORED, generating
 from semspec_gateway.api.shared.formats import Format
+from semspec_gateway.api.shared.generations import GenerationId, owned
 from semspec_gateway.api.shared.idempotency import Key
 from semspec_gateway.api.shared.middleware import OwnerOf, owner_of
-from semspec_gateway.api.shared.resources import GenerationId, owned
 from semspec_gateway.api.shared.responder import Responder
 from semspec_gateway.generation.choice import Choice, Ended, Kept, Written
-from semspec_gateway.generation.parsers import Delta, ToolCall
+from semspec_gateway.generation.parsers import Delta
 from semspec_gateway.generation.request import GenerationRequest
 from semspec_gateway.generation.stored import stored_choice, stored_trace
 from semspec_gateway.generation.usage import usage
@@ -88,8 +88,8 @@ def router(responder: Responder, readiness: Readiness, store: Store) -> APIRoute
         failure = bodies.ResponseFailure(
             code="server_error", message="the generation failed; send the request again"
         )
-        own = {"status": _STATUSES[status], "error": failure if status == "failed" else None}
-        return written.model_copy(update={**own, "incomplete_details": None})
+        changes = {"status": _STATUSES[status], "error": failure if status == "failed" else None}
+        return written.model_copy(update={**changes, "incomplete_details": None})
 
     return routes
 
@@ -148,7 +148,7 @@ class ResponsesFormat(Format):
         statuses: list[bodies.ItemStatus] = ["completed"] * len(texts)
         if texts:
             statuses[-1] = status
-        items = [self._item(*text, own) for text, own in zip(texts, statuses, strict=True)]
+        items = [self._item(*text, status) for text, status in zip(texts, statuses, strict=True)]
         return self._response(status, [*items, *calls], choice)
 
     def _response(
@@ -195,18 +195,16 @@ class ResponsesFormat(Format):
         """The events of a call, which closes the text before it."""
         yield from self._closed("completed")
         index, self._num_items = self._num_items, self._num_items + 1
-        begun, done = (
-            _call_item(call, "", "in_progress"),
-            _call_item(call, call.arguments, "completed"),
+        added = _call_item(call, "", "in_progress")
+        done = _call_item(call, call.arguments, "completed")
+        yield self._item_event("added", index, added)
+        position: dict[str, Any] = {"item_id": added.id, "output_index": index}
+        kind = "response.function_call_arguments"
+        whole = {"name": call.name, "arguments": call.arguments}
+        yield self._event(
+            bodies.ResponseArguments, f"{kind}.delta", delta=call.arguments, **position
         )
-        yield self._item_event("added", index, begun)
-        place: dict[str, Any] = {"item_id": begun.id, "output_index": index}
-        kind, whole = (
-            "response.function_call_arguments",
-            {"name": call.name, "arguments": call.arguments},
-        )
-        yield self._event(bodies.ResponseArguments, f"{kind}.delta", delta=call.arguments, **place)
-        yield self._event(bodies.ResponseArguments, f"{kind}.done", **whole, **place)
+        yield self._event(bodies.ResponseArguments, f"{kind}.done", **whole, **position)
         yield self._item_event("done", index, done)
 
     def _item_event(self, name: str, index: int, item: bodies.Item) -> BaseModel:

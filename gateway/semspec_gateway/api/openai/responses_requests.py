@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
+from semspec.errors import InvalidValue
 from semspec.types import Message, Role
 from semspec_gateway.api.openai.requests import (
     MAX_TOOLS,
@@ -40,7 +41,9 @@ from semspec_gateway.api.shared.requests import (
     Text,
     TextRequest,
     items,
+    require_type,
     text_or_list,
+    type_of,
 )
 from semspec_gateway.api.shared.resolver import (
     EFFORT_PARAMETER,
@@ -75,21 +78,16 @@ InputContent = Annotated[
 ]
 
 
-def _require_message(kind: object) -> object:
-    if kind != "message":
-        raise ValueError(
-            f"Input should be 'message', {', '.join(map(repr, ITEMS))}; leave out other items"
-        )
-    return kind
-
-
 class InputMessage(CompatibleRequestModel):
     """A message of the input; a message of an earlier response is one too."""
 
     noop_fields = NO_DEFAULTS
     labels = frozenset({"id", "phase", "status"})
 
-    type: Annotated[Literal["message"], BeforeValidator(_require_message)] = "message"
+    type: Annotated[
+        Literal["message"],
+        require_type("message", ", ".join(map(repr, ("message", *ITEMS))), "leave out other items"),
+    ] = "message"
     role: Role
     content: InputContent | None = None
     """Text of the message; only an assistant's may be without."""
@@ -97,7 +95,7 @@ class InputMessage(CompatibleRequestModel):
     @model_validator(mode="after")
     def _has_content(self) -> Self:
         if self.content is None and self.role != "assistant":
-            raise ValueError("content is missing; send a text, or a list of text parts")
+            raise InvalidValue("content is missing", remedy="send a text, or a list of text parts")
         return self
 
 
@@ -134,9 +132,7 @@ class InputCallOutput(CompatibleRequestModel):
 
 
 def _kind_of_item(item: object) -> str:
-    kind = (
-        item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
-    )  # a model when it is serialized
+    kind = type_of(item)
     return f"<{kind}>" if kind in ITEMS else "<message>"
 
 
@@ -160,8 +156,8 @@ class TextFormat(RequestModel):
 
     @model_validator(mode="after")
     def _has_its_schema(self) -> Self:
-        given = (self.name, self.description, self.schema_, self.strict)
-        if self.type != "json_schema" and given != (None, None, None, None):
+        fields = (self.name, self.description, self.schema_, self.strict)
+        if self.type != "json_schema" and fields != (None, None, None, None):
             raise ValueError(
                 "name, description, schema and strict go with the type 'json_schema' only"
             )
@@ -300,12 +296,12 @@ def response_request(body: ResponseRequest, turns: tuple[Message, ...]) -> Clien
     )
 
 
-def messages_of(given: str | Sequence[InputItem]) -> list[ChatMessage]:
+def messages_of(items_or_text: str | Sequence[InputItem]) -> list[ChatMessage]:
     """The turns of an input; calls belong to the assistant's turn before them, reasoning to none."""
-    if isinstance(given, str):
-        return [ChatMessage(role="user", content=given)]
+    if isinstance(items_or_text, str):
+        return [ChatMessage(role="user", content=items_or_text)]
     messages = list[ChatMessage]()
-    for item in given:
+    for item in items_or_text:
         match item:
             case InputMessage():
                 messages.append(ChatMessage(role=item.role, content=joined(item.content or "")))

@@ -22,7 +22,7 @@ from starlette.requests import ClientDisconnect
 from semspec.background import Background
 from semspec.errors import InvalidField, InvalidRequest, Overloaded, Unavailable
 from semspec_gateway.api.shared.errors import ClientGone
-from semspec_gateway.api.shared.json_size import JsonSize, field_beyond, format_bytes
+from semspec_gateway.api.shared.json_size import JsonSize, field_beyond, size_of
 from semspec_gateway.connections import max_connections
 from semspec_gateway.generation.admission import Admission, Limits
 from semspec_gateway.settings import GatewaySettings
@@ -46,7 +46,7 @@ of the bytes. So two owners leave half of the connections to others."""
 NUM_TURNS = 4
 """Owners of whom a large body is parsed or waits for the only thread that parses; each owner has one turn."""
 
-REST = 3
+COOLDOWN = 3
 """After a large body, its owner's turn lasts this many times longer than the parsing took. So the bodies of one owner
 take at most a quarter of the time, even if all of them are refused."""
 
@@ -70,7 +70,7 @@ class Bodies:
         """Bytes that count at present, by owner."""
         self._turns = Admission(Limits(NUM_TURNS, 1, max_requests, settings.queue_timeout_s), None)
         self._thread = asyncio.Lock()
-        self._rests = Background()
+        self._cooldowns = Background()
 
     @contextmanager
     def hold(self, owner: str) -> Iterator["HeldBody"]:
@@ -97,7 +97,8 @@ class Bodies:
                 finally:
                     duration_s = monotonic() - begin
         finally:
-            self._rests.spawn(_end_later(turn, REST * duration_s))  # the request goes on meanwhile
+            # The request goes on meanwhile.
+            self._cooldowns.spawn(_end_later(turn, COOLDOWN * duration_s))
 
 
 async def _end_later(turn: AsyncExitStack, delay_s: float) -> None:
@@ -253,7 +254,7 @@ def memory_of(text: str, limit: JsonSize) -> int:
 
     Raises: InvalidRequest naming the field in which the text exceeds the limit.
     """
-    size = format_bytes(text, limit.strings)
+    size = size_of(text, limit.strings)
     if kind := size.excess(limit):
         field = field_beyond(text, limit)
         message = (

@@ -114,9 +114,8 @@ class DocumentedApp(FastAPI):
     def _complete(self, operation: dict[str, Any], is_open: bool) -> None:
         responses = operation["responses"]
         if "HTTPValidationError" in str(responses.get("422")):
-            del responses[
-                "422"
-            ]  # FastAPI adds it to every route with parameters; our routes list their own errors
+            # FastAPI adds it to every route with parameters; our routes list their own errors.
+            del responses["422"]
         if self._asks_for_keys and not is_open:
             operation["security"] = [{"bearer": []}]
         else:

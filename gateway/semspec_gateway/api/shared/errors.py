@@ -18,6 +18,7 @@ from semspec.errors import (
     InternalError,
     InvalidField,
     InvalidRequest,
+    InvalidValue,
     Mismatch,
     NotFound,
     Overloaded,
@@ -95,9 +96,8 @@ def install_handlers(app: FastAPI, metrics: Metrics) -> None:
 
     @app.exception_handler(SemspecError)
     async def on_semspec_error(request: Request, error: SemspecError) -> Response:
-        if isinstance(
-            error, Unauthenticated
-        ):  # the client's key is valid: a service rejected the gateway's token
+        # A service has rejected the gateway's token; the client's own key is valid.
+        if isinstance(error, Unauthenticated):
             error = Unavailable(
                 "a service rejected this gateway's token",
                 remedy="give it the services' token",
@@ -197,5 +197,10 @@ def _invalid(details: Sequence[Any]) -> InvalidRequest:
         known = is_known(str(field).rpartition(".")[2])
         reason = "is not supported with this value" if known else "is not a field of this API"
         return InvalidRequest(f"{field} {reason}", field, remedy="leave it out")
-    reason = str(first["ctx"]["error"]) if first["type"] == "value_error" else first["msg"]
-    return InvalidField(reason, field) if field else InvalidRequest(f"the body: {reason}")
+    error = first["ctx"]["error"] if first["type"] == "value_error" else first["msg"]
+    message, remedy = str(error), ""
+    if isinstance(error, InvalidValue):
+        message, remedy = error.message, error.remedy
+    if field is None:
+        return InvalidRequest(f"the body: {message}", remedy=remedy)
+    return InvalidField(message, field, remedy=remedy)

@@ -57,15 +57,15 @@ class Format(ABC):
 
     def statistics(self, choices: Sequence[Choice]) -> dict[str, Any]:
         """The fields beyond OpenAI's: `semspec`, of all choices and each; `metrics`, null for several, as in vLLM."""
-        request, trace, is_one = self._request, self._options.trace, len(choices) == 1
+        request, has_trace, is_single = self._request, self._options.trace, len(choices) == 1
         traces = [
-            [SegmentTrace.of(record) for record in choice.records] if trace else None
+            [SegmentTrace.of(record) for record in choice.records] if has_trace else None
             for choice in choices
         ]
         of_choices = [
-            ChoiceStatistics(**numbers([choice]), seed=choice.generation.sampling.seed, trace=own)
-            for choice, own in zip(choices, traces, strict=True)
-            if not is_one
+            ChoiceStatistics(**numbers([choice]), seed=choice.generation.sampling.seed, trace=trace)
+            for choice, trace in zip(choices, traces, strict=True)
+            if not is_single
         ]
         total = Statistics(
             **numbers(choices),
@@ -73,9 +73,9 @@ class Format(ABC):
             expected=request.expected,
             seed=request.sampling.seed,
             choices=of_choices or None,
-            trace=traces[0] if is_one else None,
+            trace=traces[0] if is_single else None,
         )
-        decisions = records.statistics(choices[0].records).steps if is_one else []
+        decisions = records.statistics(choices[0].records).steps if is_single else []
         return {
             "semspec": total,
             "metrics": AnswerMetrics(speculative_decoding=records.speculative_decoding(decisions)),

@@ -88,7 +88,7 @@ class IdempotencyKey:
     def __init__(
         self, key: str, owner: str, content: tuple[str, ...], keys: IdempotencyKeys
     ) -> None:
-        """`content`: of the request with this key."""
+        """`content`: texts that identify the request with this key."""
         self._keys, self._store = keys, keys.store
         self._digest = _digest(owner, key)
         self._content = _digest(*content)
@@ -118,7 +118,7 @@ class IdempotencyKey:
                     raise InvalidRequest(
                         "this key was used for another request",
                         "Idempotency-Key",
-                        remedy="take a new one",
+                        remedy="use a new one",
                     )
                 try:
                     async with asyncio.timeout(timeout_s):

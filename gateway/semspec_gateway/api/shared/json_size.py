@@ -29,7 +29,7 @@ class JsonSize:
         return next((kind for kind in kinds if getattr(self, kind) > getattr(limit, kind)), None)
 
 
-def format_bytes(text: str, max_strings: int) -> JsonSize:
+def size_of(text: str, max_strings: int) -> JsonSize:
     """Count quotes, and the commas and opening brackets outside of strings; only quotes for too many strings."""
     unescaped = text.replace("\\\\", "").replace('\\"', "")
     strings = unescaped.count('"') // 2
@@ -46,7 +46,7 @@ def field_beyond(text: str, limit: JsonSize) -> str | None:
     num_within = bisect_left(
         ends,
         True,
-        key=lambda end: format_bytes(text[:end], limit.strings).excess(limit) is not None,
+        key=lambda end: size_of(text[:end], limit.strings).excess(limit) is not None,
     )
     try:
         value = from_json(text[: ends[num_within - 1]], allow_partial=True)

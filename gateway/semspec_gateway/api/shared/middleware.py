@@ -278,9 +278,8 @@ class BodyGuard(HttpMiddleware):
         self._drain, self._metrics = drain, metrics
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if is_open(
-            scope["method"], scope["path"]
-        ):  # these routes read no body, and answer under any load
+        # These routes read no body, and answer under any load.
+        if is_open(scope["method"], scope["path"]):
             await self._app(scope, receive, send)
             return
         with ExitStack() as stack:
@@ -301,11 +300,9 @@ class BodyGuard(HttpMiddleware):
         await error_response(error, scope["path"])(scope, receive, closing(send))
 
     async def _handle(self, body: HeldBody, scope: Scope, receive: Receive, send: Send) -> None:
-        announced, max_bytes = (
-            Headers(scope=scope).get("content-length", "0"),
-            self._bodies.max_body_bytes,
-        )
-        is_too_large, num_bytes = announced.isdecimal() and int(announced) > max_bytes, 0
+        announced = Headers(scope=scope).get("content-length", "0")
+        max_bytes, num_bytes = self._bodies.max_body_bytes, 0
+        is_too_large = announced.isdecimal() and int(announced) > max_bytes
         deadline, is_whole = asyncio.get_running_loop().time() + self._timeout_s, False
         respond, is_refused = send, False
 
@@ -327,9 +324,8 @@ class BodyGuard(HttpMiddleware):
             try:
                 body.add(num_new_bytes)
             except SemspecError:
-                respond = closing(
-                    send
-                )  # reading the rest would take as long as reading it for an answer
+                # Reading the rest would take as long as reading it for an answer.
+                respond = closing(send)
                 raise
             return message
 

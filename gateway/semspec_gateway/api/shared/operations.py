@@ -19,8 +19,7 @@ from semspec.types import ModelInfo, VerifierInfo
 from semspec_gateway.api.shared.document import errors
 from semspec_gateway.api.shared.middleware import OwnerOf, is_anonymous
 from semspec_gateway.metrics import Metrics
-from semspec_gateway.readiness import Readiness
-from semspec_gateway.served import describe
+from semspec_gateway.readiness import Readiness, describe
 from semspec_gateway.settings import GatewaySettings
 from semspec_gateway.store.store import Store
 
@@ -94,7 +93,7 @@ def router(
         """Answer 200 if the services respond and match; else 503 and, with an API key, one line with the remedy."""
         anonymous = keys is not None and is_anonymous(http)
         try:
-            readiness.require_place()
+            readiness.require_ready()
         except SemspecError as error:
             raise type(error)(_WITHOUT_KEY) if anonymous else error from None
         reason = None if anonymous else attrgetter("text")
@@ -124,15 +123,14 @@ def router(
     async def state(
         name: str, ask: Callable[[], Awaitable[T]], describe: Callable[[T], str]
     ) -> Service:
-        status = "ok"
+        status = "away"
         try:
             async with asyncio.timeout(settings.health_timeout_s):
-                detail = describe(await ask())
-        except (SemspecError, TimeoutError) as error:
-            status, detail = (
-                "away",
-                error.text if isinstance(error, SemspecError) else "no answer in time",
-            )
+                status, detail = "ok", describe(await ask())
+        except SemspecError as error:
+            detail = error.text
+        except TimeoutError:
+            detail = "no answer in time"
         return Service.model_validate({"name": name, "status": status, "detail": detail})
 
     return routes

@@ -18,9 +18,9 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema
 
-from semspec.errors import is_utf8
+from semspec.errors import InvalidValue, is_utf8
 from semspec.types import LEAST_REPETITION, SamplingParams
-from semspec_gateway.api.shared.json_size import JsonSize, format_bytes
+from semspec_gateway.api.shared.json_size import JsonSize, size_of
 from semspec_gateway.options import (
     AcceptanceOptions,
     Defaults,
@@ -87,15 +87,13 @@ MESSAGE_DEFAULTS: Neutral = {
 CACHE_LABELS = frozenset({"cache_control", "prompt_cache_breakpoint"})
 """Hints where to cache a prompt, which happens anyway."""
 MESSAGE_LABELS = CACHE_LABELS | {
-    *(
-        "annotations",
-        "id",
-        "parsed",
-        "phase",
-        "provider_specific_fields",
-        "reasoning_details",
-        "thinking_blocks",
-    )
+    "annotations",
+    "id",
+    "parsed",
+    "phase",
+    "provider_specific_fields",
+    "reasoning_details",
+    "thinking_blocks",
 }
 """Fields of earlier answers that add no text to the prompt; they are accepted and ignored."""
 
@@ -171,7 +169,7 @@ def parsed_json(text: str) -> Any:
 
     Raises: ValueError when the text is not JSON, is too large, is nested too deep, or has strings without UTF-8.
     """
-    if kind := format_bytes(text, MAX_JSON.strings).excess(MAX_JSON):
+    if kind := size_of(text, MAX_JSON.strings).excess(MAX_JSON):
         raise ValueError(f"it holds more than {getattr(MAX_JSON, kind)} {kind}")
     try:
         parsed = json.loads(text)
@@ -239,7 +237,7 @@ def _is_one_of(value: object, others: Sequence[object]) -> bool:
 
 
 MAX_VARIABLES, MAX_VARIABLE_LENGTH, MAX_VARIABLE = 32, 1000, 1 << 31
-"""Their number, the length of a text and the largest number."""
+"""Limits of a template's variables: their number, the length of a text, and the largest number."""
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
@@ -285,6 +283,22 @@ def text_or_list(value: object) -> str:
     return "<list>" if isinstance(value, list) else "<text>"
 
 
+def type_of(value: object) -> object:
+    """Return the `type` of an object in a body, or of its model, which pydantic passes when it serializes it."""
+    return value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+
+
+def require_type(name: str, expected: str, remedy: str) -> BeforeValidator:
+    """Accept only this type of tools or items; `expected`: the types for the error."""
+
+    def check(kind: object) -> object:
+        if kind != name:
+            raise InvalidValue(f"Input should be {expected}", remedy=remedy)
+        return kind
+
+    return BeforeValidator(check)
+
+
 Stops = Annotated[
     Annotated[Stop, Tag("<text>")] | Annotated[list[Stop], items(MAX_STOPS), Tag("<list>")],
     Discriminator(text_or_list),
@@ -308,8 +322,9 @@ class SemspecOptions(StrategyOptions):
     @model_validator(mode="after")
     def _one_rule(self) -> Self:
         if self.strictness is not None and self.acceptance != AcceptanceOptions():
-            raise ValueError(
-                "strictness chooses the acceptance rule; give one of strictness and acceptance"
+            raise InvalidValue(
+                "strictness chooses the acceptance rule",
+                remedy="give one of strictness and acceptance",
             )
         return self
 

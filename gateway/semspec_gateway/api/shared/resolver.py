@@ -1,26 +1,26 @@
-"""Makes the request that is served of a body, and names the fields of an API in errors."""
+"""Resolves requests: fills in defaults, chooses the strategy, and names the API's fields in errors."""
 
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 from semspec.decoding import Strategy
 from semspec.errors import InvalidField, InvalidRequest, NotFound, SemspecError
-from semspec.types import Acceptance, Segmentation
+from semspec.types import Acceptance, JsonObject, Segmentation
 from semspec_gateway.api.shared.requests import GenerationBody, TextRequest
 from semspec_gateway.generation.audit import Audit
-from semspec_gateway.generation.preparation import (
+from semspec_gateway.generation.request import AnswerOptions, ClientRequest, GenerationRequest
+from semspec_gateway.generation.support import (
     answer_strategy,
     check,
     check_strategy,
     setting_at,
     supported_logprobs,
 )
-from semspec_gateway.generation.request import AnswerOptions, ClientRequest, GenerationRequest
-from semspec_gateway.options import Defaults, StrategyOptions
+from semspec_gateway.options import StrategyOptions
 from semspec_gateway.readiness import Readiness
 from semspec_gateway.served import Served
 from semspec_gateway.settings import GatewaySettings
@@ -39,7 +39,7 @@ OPTIONS = (
     *("strategy", "rewrite", "probes", "num_speculative_tokens", "acceptance.threshold"),
     *("segmentation", "strictness", "exact_answer", "session"),
 )
-"""Own options of a request that errors below this layer name."""
+"""Options in `semspec` that errors of lower layers name."""
 _PREFIXES: dict[str, str] = {
     "chat": "chatcmpl",
     "completions": "cmpl",
@@ -51,13 +51,13 @@ A = TypeVar("A", bound=AnswerOptions)
 
 
 def answer_options(
-    kind: type[A], api: str, body: GenerationBody, fields: Mapping[str, str], **own: Any
+    kind: type[A], api: str, body: GenerationBody, fields: Mapping[str, str], **specific: Any
 ) -> A:
-    """Return the options of an API's answers. `fields`: see `naming`; `own`: what only this API has."""
+    """Return the options of an API's answers. `fields`: see `naming`; `specific`: options that only this API has."""
     semspec = {name: f"semspec.{name}" for name in OPTIONS}
     if isinstance(body, TextRequest) and ":" in (body.model or ""):
         semspec["strategy"] = "model"
-    return kind(api=api, fields={**semspec, **fields}, trace=bool(body.semspec.trace), **own)
+    return kind(api=api, fields={**semspec, **fields}, trace=bool(body.semspec.trace), **specific)
 
 
 @contextmanager
@@ -71,24 +71,17 @@ def naming(fields: Mapping[str, str]) -> Iterator[None]:
         raise error.about(field) from error
 
 
-def variables_of(
-    given: Mapping[str, Any] | None, effort: str | None, field: str
-) -> Mapping[str, Any]:
-    """The chat template's variables; `field` sets the effort. Raises: InvalidRequest when that is given twice."""
+def variables_of(variables: JsonObject | None, effort: str | None, field: str) -> JsonObject:
+    """The chat template's variables; `field` sets the effort. Raises: InvalidRequest when that is variables twice."""
     if effort is None:
-        return given or {}
-    if given and EFFORT in given:
+        return variables or {}
+    if variables and EFFORT in variables:
         raise InvalidRequest(
             f"{field} sets the variable {EFFORT!r} of chat_template_kwargs",
             field,
             remedy="give one of them",
         )
-    return {**(given or {}), EFFORT: effort}
-
-
-def model_names(settings: GatewaySettings, strategies: Iterable[str]) -> list[str]:
-    """Model names of the API: the pair's own name, and one for each of `strategies`."""
-    return [settings.name, *(f"{settings.name}:{strategy}" for strategy in strategies)]
+    return {**(variables or {}), EFFORT: effort}
 
 
 def check_model(
@@ -117,32 +110,31 @@ def check_model(
 
 @dataclass(frozen=True, slots=True)
 class Resolver:
-    """Decides what a request leaves open."""
+    """Makes the request that is served: it chooses the strategy, and fills in what the client leaves unset."""
 
     readiness: Readiness
     settings: GatewaySettings
     audit: Audit | None
 
     def resolve(
-        self, body: GenerationBody, asked: ClientRequest, id: str, owner: str
+        self, body: GenerationBody, client_request: ClientRequest, id: str, owner: str
     ) -> tuple[GenerationRequest, Served]:
-        """The request that is served, and by what. Nothing of it changes later.
+        """Return the request with every default filled in, and the pair that serves it.
 
         Raises: InvalidRequest, NotFound, Unavailable, Mismatch.
         """
         options = body.semspec
-        self._check_choices(asked, options.session)
-        asked_model = body.model if isinstance(body, TextRequest) else None
-        model, alias = check_model(asked_model, self.settings, self.readiness)
+        self._check_choices(client_request, options.session)
+        model_name = body.model if isinstance(body, TextRequest) else None
+        model, alias = check_model(model_name, self.settings, self.readiness)
         served = self.readiness.require()
-        defaults = served.defaults(self.settings.defaults)
         if alias and options.strategy not in (None, alias):
             raise InvalidRequest(
                 f"the model {model!r} already names another strategy", "semspec.strategy"
             )
-        is_shaped = bool(asked.grammar) or not asked.penalties.is_neutral
-        default = "target" if is_shaped else served.default_name(defaults)
-        strategy = self._strategy(alias or options.strategy or default, options, served, defaults)
+        is_shaped = bool(client_request.grammar) or not client_request.penalties.is_neutral
+        default = "target" if is_shaped else served.default_name
+        strategy = self._strategy(alias or options.strategy or default, options, served)
         strictness, expected = options.strictness, None
         if strictness is None and self.audit:
             strictness = self.audit.tightened_strictness(strategy, served)
@@ -152,15 +144,15 @@ class Resolver:
             changed = replace(strategy.options, acceptance=acceptance)
             strategy = served.strategies[strategy.name](changed)
         num_logprobs = supported_logprobs(
-            asked.num_logprobs, asked.are_logprobs_optional, strategy, served
+            client_request.num_logprobs, client_request.are_logprobs_optional, strategy, served
         )
         answer = None
         if options.exact_answer:
-            needs_generate = is_shaped or asked.min_tokens > 0 or num_logprobs is not None
+            needs_generate = is_shaped or client_request.min_tokens > 0 or num_logprobs is not None
             answer = answer_strategy(strategy, served, needs_generate)
-        variables, budget = dict(asked.variables), asked.thinking_token_budget
+        variables, budget = dict(client_request.variables), client_request.thinking_token_budget
         if (
-            EFFORT_PARAMETER in asked.answer.fields
+            EFFORT_PARAMETER in client_request.answer.fields
             and EFFORT not in served.target.template_variables
         ):
             effort = EFFORT_BUDGETS.get(variables.pop(EFFORT))
@@ -171,14 +163,15 @@ class Resolver:
             "thinking_token_budget": budget,
         }
         request = GenerationRequest(
-            **{one.name: getattr(asked, one.name) for one in fields(ClientRequest)} | resolved,
+            **{field.name: getattr(client_request, field.name) for field in fields(ClientRequest)}
+            | resolved,
             id=id,
             created=int(time.time()),
             model=model,
-            sampling=body.sampling(defaults),
+            sampling=body.sampling(served.defaults),
             strategy=strategy,
             answer_strategy=answer,
-            segmentation=Segmentation(options.segmentation or defaults.segmentation),
+            segmentation=Segmentation(options.segmentation or served.defaults.segmentation),
             show_drafts=bool(options.trace and body.stream),
             strictness=strictness,
             expected=expected,
@@ -188,36 +181,34 @@ class Resolver:
         check(request, served)
         return request, served
 
-    def _strategy(
-        self, name: str, options: StrategyOptions, served: Served, defaults: Defaults
-    ) -> Strategy:
-        """The strategy `name` with the options of the request and the defaults. Raises: InvalidRequest."""
+    def _strategy(self, name: str, options: StrategyOptions, served: Served) -> Strategy:
+        """Return the strategy `name` with the request's options and the defaults. Raises: InvalidRequest."""
         if name not in served.strategies:
             raise InvalidField(f"it should be one of {', '.join(served.strategies)}", "strategy")
-        strategy = served.strategies[name](defaults.options(name, options))
-        check_strategy(strategy, served, defaults)
+        strategy = served.strategies[name](served.defaults.options(name, options))
+        check_strategy(strategy, served)
         return strategy
 
-    def _check_choices(self, asked: ClientRequest, session: str | None) -> None:
-        """Raises: InvalidRequest."""
-        limit, num_prompts = self.settings.max_n, len(asked.prompts)
-        num_choices = asked.num_choices_per_prompt
+    def _check_choices(self, client_request: ClientRequest, session: str | None) -> None:
+        """Check the number of choices, and what a session allows. Raises: InvalidRequest."""
+        limit, num_prompts = self.settings.max_n, len(client_request.prompts)
+        num_choices = client_request.num_choices_per_prompt
         if num_choices > limit:
             raise InvalidRequest(f"n is {num_choices}, but at most {limit} choices are served", "n")
-        if asked.num_choices > limit:
+        if client_request.num_choices > limit:
             message = (
-                f"{num_prompts} prompts of n {num_choices} are over the limit of {limit} choices"
+                f"{num_prompts} prompts with n {num_choices} exceed the limit of {limit} choices"
             )
             raise InvalidRequest(message, "prompt", remedy="send fewer prompts at once")
-        if session is not None and not isinstance(asked.prompts[0], tuple):
+        if session is not None and not isinstance(client_request.prompts[0], tuple):
             raise InvalidRequest(
-                "sessions store the turns of a chat",
+                "sessions are for chats",
                 "semspec.session",
                 remedy="use /v1/chat/completions",
             )
         if num_choices > 1 and session is not None:
             raise InvalidRequest(
-                "a session has one next turn", "n", remedy="leave out n or the session"
+                "a session takes one answer, not several", "n", remedy="leave out n or the session"
             )
 
 

@@ -39,13 +39,19 @@ class Responder:
     formats: Mapping[str, type[Format]]
 
     async def respond(
-        self, http: HttpRequest, body: GenerationBody, asked: ClientRequest, key: str | None
+        self,
+        http: HttpRequest,
+        body: GenerationBody,
+        client_request: ClientRequest,
+        key: str | None,
     ) -> Response:
         """The response to a new request, or to one repeated under its idempotency `key` with the same body."""
-        api, owner = asked.answer.api, owner_of(http)
+        api, owner = client_request.answer.api, owner_of(http)
         id = new_id(api)
         if key is None:
-            opened: AbstractAsyncContextManager[Opened] = self._begin(body, asked, id, owner)
+            opened: AbstractAsyncContextManager[Opened] = self._begin(
+                body, client_request, id, owner
+            )
         else:
             content = (api, json.dumps(body.model_dump(exclude_unset=True)))
             idempotency = IdempotencyKey(key, owner, content, self.keys)
@@ -56,7 +62,7 @@ class Responder:
             if has_begun:
                 opened = self._attach(id, bool(body.stream))
             else:
-                opened = idempotency.unless_refused(self._begin(body, asked, id, owner))
+                opened = idempotency.unless_refused(self._begin(body, client_request, id, owner))
         if body.stream:
             return EventStream(id, opened, self.settings.send_timeout_s)
         try:
@@ -73,10 +79,10 @@ class Responder:
 
     @asynccontextmanager
     async def _begin(
-        self, body: GenerationBody, asked: ClientRequest, id: str, owner: str
+        self, body: GenerationBody, client_request: ClientRequest, id: str, owner: str
     ) -> AsyncIterator[Opened]:
-        with naming(asked.answer.fields):
-            request, served = self.resolver.resolve(body, asked, id, owner)
+        with naming(client_request.answer.fields):
+            request, served = self.resolver.resolve(body, client_request, id, owner)
             async with self.generations.begin(request, served, bool(body.stream)) as run:
                 yield run, self._format(request, served)
 

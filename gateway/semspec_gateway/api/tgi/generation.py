@@ -1,6 +1,6 @@
 """Text Generation Inference's API, version 3: routes and response formats that its clients work with unchanged.
 
-Additional fields come last, under keys of their own.
+Fields that TGI does not have come last.
 """
 
 from collections.abc import Sequence
@@ -74,8 +74,7 @@ def router(responder: Responder, readiness: Readiness, settings: GatewaySettings
     async def info() -> answers.TgiInfo:
         """The served model and its limits."""
         served = readiness.require()
-        default = served.default(served.defaults(settings.defaults))
-        window = min(one.max_context_tokens for one in served.writers(default))
+        window = min(info.max_context_tokens for info in served.writers(served.default()))
         return answers.TgiInfo(
             model_id=f"{settings.name}@{served.release.pair.version}"
             if served.release

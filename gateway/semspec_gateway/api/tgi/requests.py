@@ -19,24 +19,25 @@ from semspec_gateway.api.shared.requests import (
     items,
     parsed_json,
     seed_or_random,
+    type_of,
 )
 from semspec_gateway.generation.grammar import json_grammar, regex_grammar
 from semspec_gateway.options import Defaults, RequestModel, Temperature, TopP, or_default
 from semspec_gateway.settings import MAX_LOGPROBS, MAX_STOPS
 
 
-def _parsed(given: object) -> object:
-    """A schema that is given as its text."""
-    if not isinstance(given, str):
-        return given
+def _parse_schema(schema: object) -> object:
+    """Parse a schema that is sent as JSON text. Raises: ValueError."""
+    if not isinstance(schema, str):
+        return schema
     try:
-        return parsed_json(given)
+        return parsed_json(schema)
     except ValueError as error:
         raise ValueError(f"Input should be a JSON schema or its text: {error}") from None
 
 
 SchemaText = Annotated[
-    SchemaObject, BeforeValidator(_parsed, json_schema_input_type=SchemaObject | str)
+    SchemaObject, BeforeValidator(_parse_schema, json_schema_input_type=SchemaObject | str)
 ]
 """A JSON schema, or its text."""
 
@@ -86,17 +87,12 @@ class RegexGrammar(RequestModel):
         return regex_grammar(self.value, "parameters.grammar.value")
 
 
-def _kind_of_grammar(given: object) -> str | None:
-    kind = given.get("type") if isinstance(given, dict) else getattr(given, "type", None)
-    return f"<{kind}>"
-
-
 TgiGrammar = Annotated[
     Annotated[JsonGrammar, Tag("<json>")]
     | Annotated[JsonSchemaGrammar, Tag("<json_schema>")]
     | Annotated[RegexGrammar, Tag("<regex>")],
     Discriminator(
-        _kind_of_grammar,
+        lambda grammar: f"<{type_of(grammar)}>",
         custom_error_type="grammar_type",
         custom_error_message="Input should be an object whose type is 'json', 'json_schema' or 'regex'",
     ),
@@ -138,12 +134,12 @@ class TgiRequest(GenerationBody):
 
     def sampling(self, defaults: Defaults) -> SamplingParams:
         """How tokens are drawn: TGI has defaults of its own."""
-        own = self.parameters
+        parameters = self.parameters
         return SamplingParams(
-            temperature=0.0 if own.is_greedy else own.temperature or 1.0,
-            top_p=own.top_p or 1.0,
-            top_k=own.top_k or 0,
-            seed=seed_or_random(own.seed),
+            temperature=0.0 if parameters.is_greedy else parameters.temperature or 1.0,
+            top_p=parameters.top_p or 1.0,
+            top_k=parameters.top_k or 0,
+            seed=seed_or_random(parameters.seed),
         )
 
 
@@ -174,9 +170,8 @@ class TokenizeMessages(CompatibleRequestModel):
 
 
 def _kind_of_text(body: object) -> str:
-    names = (
-        body if isinstance(body, dict) else getattr(body, "model_fields_set", ())
-    )  # a model that is valid already
+    # Pydantic passes a body, or a model when it serializes it.
+    names = body if isinstance(body, dict) else getattr(body, "model_fields_set", ())
     return "<tgi>" if "inputs" in names else "<chat>" if "messages" in names else "<text>"
 
 

@@ -28,7 +28,7 @@ from semspec_gateway.readiness import Readiness
 from semspec_gateway.settings import GatewaySettings
 
 T = TypeVar("T")
-_PLACES = TypeAdapter(list[TgiSimpleToken])
+_TOKENS = TypeAdapter(list[TgiSimpleToken])
 
 
 def router(preparation: Preparation, readiness: Readiness, settings: GatewaySettings) -> APIRouter:
@@ -39,12 +39,12 @@ def router(preparation: Preparation, readiness: Readiness, settings: GatewaySett
         check_model(model, settings, readiness)
         return readiness.require().pinned.target
 
-    async def asked(http: HttpRequest, field: str, call: Callable[[], Awaitable[T]]) -> T:
-        async def answered() -> T:
+    async def ask_target(http: HttpRequest, field: str, call: Callable[[], Awaitable[T]]) -> T:
+        async def answer() -> T:
             async with preparation.admitted(owner_of(http)):
                 return await preparation.tokenized(call, field)
 
-        return await unless_disconnected(http.receive, answered())
+        return await unless_disconnected(http.receive, answer())
 
     @routes.post(
         "/tokenize",
@@ -55,20 +55,19 @@ def router(preparation: Preparation, readiness: Readiness, settings: GatewaySett
         """The target's tokens of a text, with their positions, as in TGI; or those of a prompt, as in vLLM."""
         if isinstance(body, TokenizeInputs):
             call = partial(target_of(None).tokenize, body.inputs)
-            return await asyncio.to_thread(_places, await asked(http, "inputs", call))
+            return await asyncio.to_thread(_token_list, await ask_target(http, "inputs", call))
         target = target_of(body.model)
         if isinstance(body, TokenizeMessages):
             messages = [message.message for message in body.messages]
-            ids = (await asked(http, "messages", partial(target.encode, messages))).token_ids
-        elif (
-            body.add_special_tokens is False or not body.prompt.strip()
-        ):  # the target encodes no empty prompt
+            ids = (await ask_target(http, "messages", partial(target.encode, messages))).token_ids
+        elif body.add_special_tokens is False or not body.prompt.strip():
+            # The target encodes no empty prompt.
             ids = tuple(
                 token.id
-                for token in await asked(http, "prompt", partial(target.tokenize, body.prompt))
+                for token in await ask_target(http, "prompt", partial(target.tokenize, body.prompt))
             )
         else:
-            ids = (await asked(http, "prompt", partial(target.encode, body.prompt))).token_ids
+            ids = (await ask_target(http, "prompt", partial(target.encode, body.prompt))).token_ids
         window = readiness.require().target.max_context_tokens
         tokens = Tokens(count=len(ids), max_model_len=window, tokens=list(ids), token_strs=None)
         return Response(tokens.model_dump_json(), media_type="application/json")
@@ -77,11 +76,11 @@ def router(preparation: Preparation, readiness: Readiness, settings: GatewaySett
     async def detokenize(http: HttpRequest, body: DetokenizeRequest) -> Detokenized:
         """The text of the target's token ids."""
         call = partial(target_of(body.model).encode, TokenIds(tuple(body.tokens)))
-        return Detokenized(prompt=(await asked(http, "tokens", call)).text)
+        return Detokenized(prompt=(await ask_target(http, "tokens", call)).text)
 
     return routes
 
 
-def _places(tokens: Sequence[Token]) -> Response:
-    places = _PLACES.validate_python(tokens, from_attributes=True)
-    return Response(_PLACES.dump_json(places), media_type="application/json")
+def _token_list(tokens: Sequence[Token]) -> Response:
+    simple_tokens = _TOKENS.validate_python(tokens, from_attributes=True)
+    return Response(_TOKENS.dump_json(simple_tokens), media_type="application/json")
