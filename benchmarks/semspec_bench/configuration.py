@@ -59,14 +59,6 @@ class Configuration:
     """The options in the label; all others have the pair's or the peer's defaults."""
 
     @property
-    def variant(self) -> str:
-        """Return the name to compare under: the method, with its rewrite or its probes if they are not the defaults."""
-        rewrite = self.knobs.get("rewrite", "target")
-        return self.knobs.get("probes") or (
-            self.method if rewrite == "target" else f"{self.method}+{rewrite}"
-        )
-
-    @property
     def options(self) -> dict[str, Any]:
         """Return the request's `semspec` object, with only the label's options."""
         options: dict[str, Any] = {"strategy": self.method}

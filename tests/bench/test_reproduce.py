@@ -71,7 +71,7 @@ def refused(path: Path, output: Path, capsys: pytest.CaptureFixture[str]) -> lis
             {"runs": [{"task": "math500", "strategies": METHODS, "probes": "paper"}]},
             "paper not defined",
         ),
-        ({"runs": 2 * [{"task": "math500", "strategies": METHODS}]}, "math500 twice"),
+        ({"runs": 2 * [{"task": "math500", "strategies": METHODS}]}, "math500 occurs twice"),
         (
             {"probes": {"main": {"samples": {"num_samples": 1}}}},
             "training.yaml with probes.main: samples.num_samples",
@@ -151,7 +151,7 @@ def test_pair_that_names_cuda_devices_is_refused_without_them(
     [devices] = [line for line in lines if " GPUs " in line]
     assert devices.startswith("fail") and "names cuda" in devices and "sees no GPU" in devices
     assert "TORCH_VARIANT=cuda" in devices or "nvidia-smi" in devices
-    assert "1 of" in lines[-1] and "nothing was begun" in lines[-1]
+    assert "1 of" in lines[-1] and "nothing was started" in lines[-1]
 
 
 def test_devices_of_the_environment_replace_those_of_the_pair(
@@ -230,7 +230,7 @@ def test_pair_of_the_paper_is_valid_and_has_its_four_tasks(path: Path, tmp_path:
         (one.domain, one.labels, one.projection) == (name, "own", None)
         for name, one in recipes.items()
     )
-    assert [*map(made._sampled_as, config.probes)] == [
+    assert [*map(made._sampling_group, config.probes)] == [
         "main",
         "paper-math",
         "paper-math",

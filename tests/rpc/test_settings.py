@@ -104,7 +104,7 @@ def test_former_or_misspelt_name_is_refused_with_the_present_one(
             "KEY",
             "not a PEM certificate and its key",
         ),
-        ({"CERTIFICATE": "junk", "KEY": "good.key"}, "KEY", "no PEM certificate and its key"),
+        ({"CERTIFICATE": "junk", "KEY": "good.key"}, "KEY", "not a PEM certificate and its key"),
         ({"CERTIFICATE": "good.crt", "KEY": "locked.key"}, "KEY", "has a password"),
         ({"CERTIFICATE": "absent", "KEY": "good.key"}, "KEY", "cannot read"),
         (
@@ -117,7 +117,7 @@ def test_former_or_misspelt_name_is_refused_with_the_present_one(
         (
             {"CERTIFICATE": "good.crt", "KEY": "good.key", "CLIENT_CA": "junk"},
             "CLIENT_CA",
-            "no PEM certificate",
+            "does not contain a PEM certificate",
         ),
         (
             {"CERTIFICATE": "good.crt", "KEY": "good.key", "CLIENT_CA": "absent"},

@@ -10,7 +10,7 @@ import pytest
 
 from semspec.errors import Unavailable
 from semspec.rpc.connection import DEFAULT_OPTIONS, Connection
-from semspec.rpc.servicers import NUM_LOOKS, TargetServicer, watch_steps
+from semspec.rpc.servicers import NUM_POLLS, TargetServicer, watch_steps
 from semspec.types import SegmentScore
 from semspec.v2 import types_pb2
 from tests.helpers.pools import GENEROUS_S, Counting, session_at, targets, until
@@ -77,9 +77,9 @@ async def test_time_during_which_the_process_is_suspended_does_not_count() -> No
     async def report(is_stalled: bool) -> None:
         reports.append(is_stalled)
 
-    task = asyncio.create_task(watch_steps(steps, NUM_LOOKS * 0.05, report))
+    task = asyncio.create_task(watch_steps(steps, NUM_POLLS * 0.05, report))
     await asyncio.sleep(0.06)
-    time.sleep(NUM_LOOKS * 0.1)  # neither looks nor steps, as after SIGSTOP
+    time.sleep(NUM_POLLS * 0.1)  # neither polls nor steps, as after SIGSTOP
     steps.num_steps += 1
     await asyncio.sleep(0.06)
     assert reports == []

@@ -211,7 +211,7 @@ def test_killed_run_loses_no_finished_segment(prompts: Path, release: Path, tmp_
     ("more", "complaint"),
     [
         (["--pair=nothing"], "give a named pair or two models"),
-        (["--config=pair.yaml"], "takes no --config"),
+        (["--config=pair.yaml"], "excludes --config"),
         (["--from-prompts=nowhere.jsonl"], "cannot read nowhere.jsonl"),
         ([f"--output={BUNDLED_PAIR / 'probes'}"], "contains probes"),
     ],
