@@ -6,13 +6,11 @@ import hmac
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, aclosing, contextmanager
-from inspect import isasyncgen
 from operator import methodcaller
-from typing import Any, Never, TypeVar, cast
+from typing import Any, Never, TypeVar
 
 import grpc
 from google.protobuf.descriptor import MethodDescriptor
-from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from grpc import aio
 from opentelemetry.context import Context as OtelContext
@@ -48,10 +46,6 @@ _MAX_DETAILS_LENGTH = 500  # a status travels in a header, 8 KiB at most once pe
 R = TypeVar("R")
 Context = aio.ServicerContext[Any, Any]
 Behaviour = Callable[[Any], Awaitable[Any] | AsyncGenerator[Any, None]]
-
-
-class ConnectionLost(Unavailable):
-    """A call ended without an answer of the service."""
 
 
 logger = logging.getLogger(__name__)
@@ -124,13 +118,11 @@ class Methods:
     def __init__(self, token: str | None) -> None:
         """Refuse callers without the bearer `token`, which is compared in constant time; None admits all."""
         self._expected = f"Bearer {token}".encode() if token else None
-        self._waiting: set[asyncio.Timeout] = set()
-        self._drains = False
 
     def handler(
         self, method: MethodDescriptor, behaviour: Behaviour
     ) -> "grpc.RpcMethodHandler[Any, Any]":
-        """Return the handler of a method, for one call or for a stream of calls one after another."""
+        """Return the handler of a method with one response, or with a stream of them."""
         path = path_of(method)
         decode = decoding(GetMessageClass(method.input_type).FromString)
 
@@ -142,26 +134,19 @@ class Methods:
             except Exception as error:
                 await _abort(context, error)
 
-        async def calls(_: object, context: Context) -> None:
+        async def stream(request: Any, context: Context) -> None:
             # It writes and does not generate: gRPC leaves a cancelled generator to the garbage collector. Here the
             # cancellation is raised in `write` or in the behaviour's generator, which is closed immediately.
             try:
-                self._admitted(context)
-                while (request := await self._next(context)) is not None:
-                    with _serving(path, request, request.call.metadata) as opened:
-                        await _answer(context, request, behaviour(request), opened)
+                metadata = self._admitted(context)
+                with _serving(path, received(request), metadata) as opened:
+                    await _answer(context, behaviour(request), opened)
             except Exception as error:
                 await _abort(context, error)
 
-        if method.client_streaming:
-            return grpc.stream_stream_rpc_method_handler(calls, decode, encode)
+        if method.server_streaming:
+            return grpc.unary_stream_rpc_method_handler(stream, decode, encode)
         return grpc.unary_unary_rpc_method_handler(one_call, decode, encode)
-
-    def drain(self) -> None:
-        """End each stream when its current call has ended; idle streams end now."""
-        self._drains = True
-        for waiting in self._waiting:
-            waiting.reschedule(0)
 
     def _admitted(self, context: Context) -> Mapping[str, str]:
         """Return the metadata of a call; for a repeated key, the first value. Raises: Unauthenticated."""
@@ -172,19 +157,6 @@ class Methods:
         if self._expected and not hmac.compare_digest(authorization, self._expected):
             raise Unauthenticated("the bearer token is missing or wrong")
         return metadata
-
-    async def _next(self, context: Context) -> Any:
-        """Read the next request of a stream; None when the caller or `drain` ended it. Raises: InvalidRequest."""
-        try:
-            async with asyncio.timeout(0 if self._drains else None) as waiting:
-                self._waiting.add(waiting)
-                try:
-                    request = await context.read()
-                finally:
-                    self._waiting.discard(waiting)
-        except TimeoutError:
-            return None
-        return None if request is aio.EOF else received(request)
 
 
 encode = methodcaller("SerializeToString")
@@ -221,25 +193,17 @@ def _serving(
     return _rpc_span(path, SpanKind.SERVER, request, _propagator.extract(metadata))
 
 
-async def _answer(context: Context, request: Any, result: Any, opened: Span) -> None:
-    """Send the responses to a request of a stream."""
-    if not isasyncgen(result):
-        await _send(context, request, await result)
-        return
+async def _answer(context: Context, responses: Any, opened: Span) -> None:
+    """Send the responses to a request."""
     num_segments = 0
-    async with aclosing(result) as responses:
+    async with aclosing(responses):
         async for response in responses:
-            await _send(context, request, response)
-            num_segments += cast(Message, response).HasField("segment")
+            try:
+                await context.write(response)
+            except aio.BaseError as error:  # sometimes gRPC reports a disconnected caller this way
+                raise asyncio.CancelledError("the caller disconnected") from error
+            num_segments += response.HasField("segment")
             opened.set_attribute("semspec.num_segments", num_segments)
-
-
-async def _send(context: Context, request: Any, response: Any) -> None:
-    response.call = request.call.number
-    try:
-        await context.write(response)
-    except aio.BaseError as error:  # sometimes gRPC reports a disconnected caller this way
-        raise asyncio.CancelledError("the caller disconnected") from error
 
 
 async def _abort(context: Context, error: Exception) -> Never:
@@ -273,11 +237,8 @@ def rpc_errors() -> Iterator[None]:
 def from_rpc_error(error: aio.AioRpcError) -> SemspecError:
     """Return the error a service raised, or the equivalent of a transport failure."""
     details, trailer = error.details() or error.code().name, error.trailing_metadata() or ()
-    # gRPC's own text, for a message to a stream that the service has just ended
-    if details == "Internal error from Core":
-        return ConnectionLost("the service ended the stream")
     if error.code() is grpc.StatusCode.CANCELLED:
-        return ConnectionLost(f"the service ended the call: {details}")
+        return Unavailable(f"the service ended the call: {details}")
     if error.code() is grpc.StatusCode.UNAUTHENTICATED:  # the operator's mistake, not the user's
         return Unavailable(f"the service refuses this caller: {details}")
     if error.code() is grpc.StatusCode.UNIMPLEMENTED:
@@ -287,7 +248,7 @@ def from_rpc_error(error: aio.AioRpcError) -> SemspecError:
     parameters = [str(value) for key, value in trailer if key == PARAMETER]
     if error.code() in _OF_TRANSPORT and not parameters:  # whose details have addresses
         logger.debug("a connection failed: %s", details)
-        return ConnectionLost("the connection failed")
+        return Unavailable("the connection failed")
     parameter = parameters[0] or None if parameters else None
     if error.code() in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.ABORTED):
         return InternalError(

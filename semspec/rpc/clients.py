@@ -245,15 +245,10 @@ def _without_stop(segment: Segment) -> Segment:
     return replace(segment, end=SegmentEnd.LENGTH) if segment.end is SegmentEnd.STOP else segment
 
 
-def _generated(response: types_pb2.GenerateResponse) -> GeneratedSegment | OpenText | None:
-    """Read a response; None: the call has ended."""
+def _generated(response: types_pb2.GenerateResponse) -> GeneratedSegment | OpenText:
     if response.HasField("open_text"):
         return read(OpenText, response.open_text, "open_text")
-    return (
-        read(GeneratedSegment, response)
-        if response.HasField("segment") or not response.is_last
-        else None
-    )
+    return read(GeneratedSegment, response)
 
 
 def _prompt(response: types_pb2.EncodeResponse) -> Piece:

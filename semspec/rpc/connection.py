@@ -1,12 +1,8 @@
-"""A connection to a replica: one channel and its streams, and metadata, deadlines, errors and contexts of its calls.
-
-A stream carries one call after another, since a stream for each costs two to four times as much. A call takes one that
-has no call, or opens one, and gives it back after its last response; an error or a cancellation ends the stream.
-"""
+"""A connection to a replica: a channel, and the metadata, deadlines, errors and contexts of its calls."""
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -20,7 +16,6 @@ from semspec.errors import DeadlineExceeded, InternalError, InvalidRequest, Sems
 from semspec.rpc.calls import (
     AUTHORIZATION,
     MAX_MESSAGE_BYTES,
-    ConnectionLost,
     call_metadata,
     client_span,
     decoding,
@@ -35,8 +30,6 @@ from semspec.types import Context
 
 T = TypeVar("T")
 
-MAX_IDLE = 128
-"""Streams of a method that are kept for later calls."""
 _HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
 
 _log = logging.getLogger(__name__)
@@ -90,73 +83,17 @@ def _channel_options() -> Sequence[tuple[str, int | str]]:
     )
 
 
-class _Stream:
-    """A stream that carries one call after another."""
-
-    def __init__(self, call: Any) -> None:
-        self._call, self._number = call, 0
-
-    @property
-    def has_ended(self) -> bool:
-        return bool(self._call.done())
-
-    def cancel(self) -> None:
-        self._call.cancel()
-
-    async def send(self, request: Any) -> None:
-        """Begin a call."""
-        self._number += 1
-        request.call.number = self._number
-        with rpc_errors():
-            await self._call.write(request)
-
-    async def receive(self, timeout_s: float) -> Any:
-        """Read the next response of the call. Raises: DeadlineExceeded when none comes within `timeout_s`."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                with rpc_errors():
-                    response = await self._call.read()
-        except TimeoutError:
-            raise DeadlineExceeded(f"no response within {timeout_s:g} s") from None
-        if response is aio.EOF:
-            raise ConnectionLost("the service ended the stream")
-        with _checked_response():
-            if received(response).call != self._number:
-                raise InvalidRequest(
-                    f"it belongs to call {response.call}, not to call {self._number}"
-                )
-        return response
-
-
 class _Method:
     """A method of a service at the other end of a channel."""
 
     def __init__(self, channel: aio.Channel, method: MethodDescriptor) -> None:
         self.path = path_of(method)
-        self.is_stream = method.client_streaming
-        make: Any = channel.stream_stream if self.is_stream else channel.unary_unary
+        self.is_stream = method.server_streaming
+        make: Any = channel.unary_stream if self.is_stream else channel.unary_unary
         self.open = make(
             self.path, encode, decoding(GetMessageClass(method.output_type).FromString)
         )
-        """Sends a message, or opens a stream; the responses are for `received`."""
-        self._idle: list[_Stream] = []
-
-    def streams(self, metadata: Sequence[tuple[str, str]]) -> Iterator[tuple[_Stream, bool]]:
-        """Streams to try a call on, and whether that is the last: one that has no call, then a new one."""
-        while self._idle:
-            if not (stream := self._idle.pop()).has_ended:
-                yield stream, False
-                break
-        with rpc_errors():
-            stream = _Stream(self.open(metadata=metadata))
-        yield stream, True
-
-    def keep(self, stream: _Stream) -> None:
-        """Keep a stream whose call has ended for another."""
-        if len(self._idle) < MAX_IDLE:
-            self._idle.append(stream)
-        else:
-            stream.cancel()
+        """Begins a call; its responses are for `received`."""
 
 
 class Connection:
@@ -193,17 +130,8 @@ class Connection:
         self, name: str, request: Any, read: Callable[[Any], T], context: Context | None = None
     ) -> T:
         """Make a call and return its response as parsed by `read`. `context`: see `stream`."""
-        method = self._methods[name]
-        if method.is_stream:
-            [response] = [response async for response in self.stream(name, request, read, context)]
-            return response
-        with client_span(method.path, request) as opened, rpc_errors():
-            metadata = (*self._authorization, *call_metadata(opened).items())
-            response = await method.open(
-                request, timeout=self._options.timeout_s, metadata=metadata
-            )
-        with _checked_response():
-            return read(received(response))
+        [response] = [item async for item in self.stream(name, request, read, context)]
+        return response
 
     async def stream(
         self, name: str, request: Any, read: Callable[[Any], T], context: Context | None = None
@@ -242,30 +170,28 @@ class Connection:
 
     async def _responses(self, method: _Method, request: Any) -> AsyncGenerator[Any, None]:
         with client_span(method.path, request) as opened:
-            request.call.metadata.clear()
-            request.call.metadata.update(call_metadata(opened))
-            stream, response = await self._begin(method, request)
-            has_ended = False
+            metadata = (*self._authorization, *call_metadata(opened).items())
+            with rpc_errors():
+                call = method.open(request, metadata=metadata)
             try:
-                while not has_ended:
-                    has_ended = getattr(response, "is_last", True)
+                if not method.is_stream:
+                    yield await self._waited(call)
+                    return
+                while (response := await self._waited(call.read())) is not aio.EOF:
                     yield response
-                    if not has_ended:
-                        response = await stream.receive(self._options.timeout_s)
             finally:
-                method.keep(stream) if has_ended else stream.cancel()
+                call.cancel()
 
-    async def _begin(self, method: _Method, request: Any) -> tuple[_Stream, Any]:
-        """Begin a call; return its stream and first response. An idle stream may have lost its service."""
-        for stream, is_last in method.streams(self._authorization):
-            try:
-                await stream.send(request)
-                return stream, await stream.receive(self._options.timeout_s)
-            except BaseException as error:
-                stream.cancel()
-                if is_last or not isinstance(error, ConnectionLost):
-                    raise
-        raise AssertionError("the last stream returns or raises")
+    async def _waited(self, response: Awaitable[Any]) -> Any:
+        timeout_s = self._options.timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                with rpc_errors():
+                    message = await response
+        except TimeoutError:
+            raise DeadlineExceeded(f"no response within {timeout_s:g} s") from None
+        with _checked_response():
+            return received(message)
 
 
 def _needs_whole_context(error: SemspecError) -> bool:

@@ -117,7 +117,6 @@ class ServiceServer:
         await self._background.drain(0)
         await self._refuse("it is shutting down")
         await asyncio.sleep(self._settings.settle_s)
-        self._methods.drain()
         await self._server.stop(self._settings.grace_s)
         if not self._is_stalled:
             await self._servicer.aclose()

@@ -138,22 +138,13 @@ class ModelServicer(Servicer[Engine]):
         """Stream each segment when it is complete, and its text before that if the request asks for it; closing this
         generator closes the engine's."""
         params, prefix = read(GenerationParams, request), read_context(request, self._contexts)
-        num_segments = num_tokens = 0
         write = self.backend.stream if request.streams_text else self.backend.generate
         async with aclosing(write(prefix, params)) as written:
-            async for generated in written:
-                if isinstance(generated, OpenText):
-                    yield message_of(types_pb2.GenerateResponse, open_text=generated)
-                    continue
-                num_segments, num_tokens = (
-                    num_segments + 1,
-                    num_tokens + len(generated.segment.token_ids),
-                )
-                is_last = params.is_complete(num_segments, num_tokens, generated.segment.end)
-                yield message_of(types_pb2.GenerateResponse, generated, is_last=is_last)
-                if is_last:
-                    return
-        yield types_pb2.GenerateResponse(is_last=True)
+            async for item in written:
+                if isinstance(item, OpenText):
+                    yield message_of(types_pb2.GenerateResponse, open_text=item)
+                else:
+                    yield message_of(types_pb2.GenerateResponse, item)
 
 
 class DraftServicer(ModelServicer):

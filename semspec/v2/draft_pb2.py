@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from semspec.v2 import types_pb2 as semspec_dot_v2_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16semspec/v2/draft.proto\x12\nsemspec.v2\x1a\x16semspec/v2/types.proto2\x98\x02\n\x05\x44raft\x12;\n\x04Info\x12\x1c.semspec.v2.ModelInfoRequest\x1a\x15.semspec.v2.ModelInfo\x12?\n\x06\x45ncode\x12\x19.semspec.v2.EncodeRequest\x1a\x1a.semspec.v2.EncodeResponse\x12I\n\x08Generate\x12\x1b.semspec.v2.GenerateRequest\x1a\x1c.semspec.v2.GenerateResponse(\x01\x30\x01\x12\x46\n\x07Propose\x12\x1a.semspec.v2.ProposeRequest\x1a\x1b.semspec.v2.ProposeResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16semspec/v2/draft.proto\x12\nsemspec.v2\x1a\x16semspec/v2/types.proto2\x92\x02\n\x05\x44raft\x12;\n\x04Info\x12\x1c.semspec.v2.ModelInfoRequest\x1a\x15.semspec.v2.ModelInfo\x12?\n\x06\x45ncode\x12\x19.semspec.v2.EncodeRequest\x1a\x1a.semspec.v2.EncodeResponse\x12G\n\x08Generate\x12\x1b.semspec.v2.GenerateRequest\x1a\x1c.semspec.v2.GenerateResponse0\x01\x12\x42\n\x07Propose\x12\x1a.semspec.v2.ProposeRequest\x1a\x1b.semspec.v2.ProposeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,5 +33,5 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'semspec.v2.draft_pb2', _glo
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_DRAFT']._serialized_start=63
-  _globals['_DRAFT']._serialized_end=343
+  _globals['_DRAFT']._serialized_end=337
 # @@protoc_insertion_point(module_scope)

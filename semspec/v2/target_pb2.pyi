@@ -98,7 +98,6 @@ class ScoreRequest(_message.Message):
     SESSION_FIELD_NUMBER: _builtins.int
     PROJECTION_FIELD_NUMBER: _builtins.int
     TAIL_FIELD_NUMBER: _builtins.int
-    CALL_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     """hint for cache affinity; may be empty"""
     projection: _builtins.str
@@ -115,8 +114,6 @@ class ScoreRequest(_message.Message):
     def tail(self) -> _types_pb2.Tail:
         """instead of `context`"""
 
-    @_builtins.property
-    def call(self) -> _types_pb2.Call: ...
     def __init__(
         self,
         *,
@@ -125,11 +122,10 @@ class ScoreRequest(_message.Message):
         session: _builtins.str = ...,
         projection: _builtins.str = ...,
         tail: _types_pb2.Tail | None = ...,
-        call: _types_pb2.Call | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "tail", b"tail"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["tail", b"tail"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "context", b"context", "projection", b"projection", "segments", b"segments", "session", b"session", "tail", b"tail"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "projection", b"projection", "segments", b"segments", "session", b"session", "tail", b"tail"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -140,8 +136,6 @@ class ScoreResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SCORES_FIELD_NUMBER: _builtins.int
-    CALL_FIELD_NUMBER: _builtins.int
-    call: _builtins.int
     @_builtins.property
     def scores(self) -> _containers.RepeatedCompositeFieldContainer[Global___SegmentScore]:
         """one per segment, in order"""
@@ -150,11 +144,10 @@ class ScoreResponse(_message.Message):
         self,
         *,
         scores: _abc.Iterable[Global___SegmentScore] | None = ...,
-        call: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "scores", b"scores"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["scores", b"scores"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -218,7 +211,6 @@ class VerifyTokensRequest(_message.Message):
     TAIL_FIELD_NUMBER: _builtins.int
     STOPS_FIELD_NUMBER: _builtins.int
     SPLITS_REASONING_FIELD_NUMBER: _builtins.int
-    CALL_FIELD_NUMBER: _builtins.int
     segmentation: _types_pb2.Segmentation.ValueType
     max_segments: _builtins.int
     """maximum number of segments; 0: no limit"""
@@ -252,8 +244,6 @@ class VerifyTokensRequest(_message.Message):
     def stops(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """as in GenerateRequest"""
 
-    @_builtins.property
-    def call(self) -> _types_pb2.Call: ...
     def __init__(
         self,
         *,
@@ -269,11 +259,10 @@ class VerifyTokensRequest(_message.Message):
         tail: _types_pb2.Tail | None = ...,
         stops: _abc.Iterable[_builtins.str] | None = ...,
         splits_reasoning: _builtins.bool = ...,
-        call: _types_pb2.Call | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "proposal", b"proposal", "sampling", b"sampling", "tail", b"tail"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["proposal", b"proposal", "sampling", b"sampling", "tail", b"tail"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "context", b"context", "max_segment_tokens", b"max_segment_tokens", "max_segments", b"max_segments", "max_tokens", b"max_tokens", "open_ids", b"open_ids", "proposal", b"proposal", "sampling", b"sampling", "segmentation", b"segmentation", "session", b"session", "splits_reasoning", b"splits_reasoning", "stops", b"stops", "tail", b"tail"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "max_segment_tokens", b"max_segment_tokens", "max_segments", b"max_segments", "max_tokens", b"max_tokens", "open_ids", b"open_ids", "proposal", b"proposal", "sampling", b"sampling", "segmentation", b"segmentation", "session", b"session", "splits_reasoning", b"splits_reasoning", "stops", b"stops", "tail", b"tail"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -291,7 +280,6 @@ class VerifyTokensResponse(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     OPEN_TEXT_FIELD_NUMBER: _builtins.int
-    CALL_FIELD_NUMBER: _builtins.int
     num_accepted: _builtins.int
     """number of proposed tokens kept"""
     duration_ms: _builtins.float
@@ -302,7 +290,6 @@ class VerifyTokensResponse(_message.Message):
     """of the context, when the call began; unset: not known"""
     open_text: _builtins.str
     """text of `open_ids`, as far as no later token changes it"""
-    call: _builtins.int
     @_builtins.property
     def segments(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Piece]:
         """completed segments; the first starts with the open tokens of the request"""
@@ -326,11 +313,10 @@ class VerifyTokensResponse(_message.Message):
         state: _builtins.bytes = ...,
         num_cached_tokens: _builtins.int | None = ...,
         open_text: _builtins.str = ...,
-        call: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_num_cached_tokens", b"_num_cached_tokens", "num_cached_tokens", b"num_cached_tokens", "open_piece", b"open_piece"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_cached_tokens", b"_num_cached_tokens", "call", b"call", "duration_ms", b"duration_ms", "num_accepted", b"num_accepted", "num_cached_tokens", b"num_cached_tokens", "open_ids", b"open_ids", "open_piece", b"open_piece", "open_text", b"open_text", "segments", b"segments", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_cached_tokens", b"_num_cached_tokens", "duration_ms", b"duration_ms", "num_accepted", b"num_accepted", "num_cached_tokens", b"num_cached_tokens", "open_ids", b"open_ids", "open_piece", b"open_piece", "open_text", b"open_text", "segments", b"segments", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__num_cached_tokens: _TypeAlias = _typing.Literal["num_cached_tokens"]  # noqa: Y015
     _WhichOneofArgType__num_cached_tokens: _TypeAlias = _typing.Literal["_num_cached_tokens", b"_num_cached_tokens"]  # noqa: Y015

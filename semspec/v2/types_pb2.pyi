@@ -5,10 +5,6 @@ Messages shared by the draft, target and verifier services.
 
 Conventions: every call names its whole context, so any call may be retried on any replica. Names of durations end
 with their unit. Errors are gRPC status codes; the trailer `semspec-parameter` names the invalid request field.
-
-Methods of the decoding loop are streams in both directions that carry calls one after another: a request, its
-responses, the next request. A stream is no session: a caller takes any that has no call. An error of a call ends its
-stream, and a caller that cancels a call cancels its stream. The service ends a stream between two calls to drain.
 """
 
 from collections import abc as _abc
@@ -106,54 +102,6 @@ WRITER_USER: Writer.ValueType  # 1
 WRITER_DRAFT: Writer.ValueType  # 2
 WRITER_TARGET: Writer.ValueType  # 3
 Global___Writer: _TypeAlias = Writer  # noqa: Y015
-
-@_typing.final
-class Call(_message.Message):
-    """A call on a stream."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    @_typing.final
-    class MetadataEntry(_message.Message):
-        DESCRIPTOR: _descriptor.Descriptor
-
-        KEY_FIELD_NUMBER: _builtins.int
-        VALUE_FIELD_NUMBER: _builtins.int
-        key: _builtins.str
-        value: _builtins.str
-        def __init__(
-            self,
-            *,
-            key: _builtins.str = ...,
-            value: _builtins.str = ...,
-        ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
-        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-    NUMBER_FIELD_NUMBER: _builtins.int
-    METADATA_FIELD_NUMBER: _builtins.int
-    number: _builtins.int
-    """of the stream's calls; its responses repeat it"""
-    @_builtins.property
-    def metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """`x-request-id`, `traceparent`, `tracestate`: as in the metadata of unary calls"""
-
-    def __init__(
-        self,
-        *,
-        number: _builtins.int = ...,
-        metadata: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["metadata", b"metadata", "number", b"number"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Call: _TypeAlias = Call  # noqa: Y015
 
 @_typing.final
 class Piece(_message.Message):
@@ -489,7 +437,6 @@ class GenerateRequest(_message.Message):
     GRAMMAR_FIELD_NUMBER: _builtins.int
     PENALTIES_FIELD_NUMBER: _builtins.int
     TAIL_FIELD_NUMBER: _builtins.int
-    CALL_FIELD_NUMBER: _builtins.int
     MIN_TOKENS_FIELD_NUMBER: _builtins.int
     OWNER_FIELD_NUMBER: _builtins.int
     STOPS_FIELD_NUMBER: _builtins.int
@@ -537,8 +484,6 @@ class GenerateRequest(_message.Message):
         """instead of `context`"""
 
     @_builtins.property
-    def call(self) -> Global___Call: ...
-    @_builtins.property
     def stops(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """texts that end the call with the token that completes one in the segments after the prompt"""
 
@@ -559,16 +504,15 @@ class GenerateRequest(_message.Message):
         grammar: _builtins.str = ...,
         penalties: Global___Penalties | None = ...,
         tail: Global___Tail | None = ...,
-        call: Global___Call | None = ...,
         min_tokens: _builtins.int = ...,
         owner: _builtins.str = ...,
         stops: _abc.Iterable[_builtins.str] | None = ...,
         splits_reasoning: _builtins.bool = ...,
         streams_text: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "call", b"call", "num_logprobs", b"num_logprobs", "penalties", b"penalties", "sampling", b"sampling", "tail", b"tail"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "num_logprobs", b"num_logprobs", "penalties", b"penalties", "sampling", b"sampling", "tail", b"tail"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "call", b"call", "context", b"context", "grammar", b"grammar", "is_ahead", b"is_ahead", "max_segment_tokens", b"max_segment_tokens", "max_segments", b"max_segments", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "num_logprobs", b"num_logprobs", "owner", b"owner", "penalties", b"penalties", "projection", b"projection", "sampling", b"sampling", "segmentation", b"segmentation", "session", b"session", "splits_reasoning", b"splits_reasoning", "stops", b"stops", "streams_text", b"streams_text", "tail", b"tail", "want_states", b"want_states"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "context", b"context", "grammar", b"grammar", "is_ahead", b"is_ahead", "max_segment_tokens", b"max_segment_tokens", "max_segments", b"max_segments", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "num_logprobs", b"num_logprobs", "owner", b"owner", "penalties", b"penalties", "projection", b"projection", "sampling", b"sampling", "segmentation", b"segmentation", "session", b"session", "splits_reasoning", b"splits_reasoning", "stops", b"stops", "streams_text", b"streams_text", "tail", b"tail", "want_states", b"want_states"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__num_logprobs: _TypeAlias = _typing.Literal["num_logprobs"]  # noqa: Y015
     _WhichOneofArgType__num_logprobs: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs"]  # noqa: Y015
@@ -656,16 +600,11 @@ class GenerateResponse(_message.Message):
     DURATION_MS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
-    IS_LAST_FIELD_NUMBER: _builtins.int
     OPEN_TEXT_FIELD_NUMBER: _builtins.int
-    CALL_FIELD_NUMBER: _builtins.int
     duration_ms: _builtins.float
     """the engine's time for this segment"""
     num_cached_tokens: _builtins.int
     """of the context, when the call began; unset: not known"""
-    is_last: _builtins.bool
-    """whether the call ends here"""
-    call: _builtins.int
     @_builtins.property
     def segment(self) -> Global___Piece:
         """unset in a last response that only says so"""
@@ -690,13 +629,11 @@ class GenerateResponse(_message.Message):
         duration_ms: _builtins.float = ...,
         logprobs: _abc.Iterable[Global___TokenLogprob] | None = ...,
         num_cached_tokens: _builtins.int | None = ...,
-        is_last: _builtins.bool = ...,
         open_text: Global___OpenText | None = ...,
-        call: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_num_cached_tokens", b"_num_cached_tokens", "num_cached_tokens", b"num_cached_tokens", "open_text", b"open_text", "segment", b"segment", "states", b"states"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_cached_tokens", b"_num_cached_tokens", "call", b"call", "duration_ms", b"duration_ms", "is_last", b"is_last", "logprobs", b"logprobs", "num_cached_tokens", b"num_cached_tokens", "open_text", b"open_text", "segment", b"segment", "states", b"states"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_cached_tokens", b"_num_cached_tokens", "duration_ms", b"duration_ms", "logprobs", b"logprobs", "num_cached_tokens", b"num_cached_tokens", "open_text", b"open_text", "segment", b"segment", "states", b"states"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__num_cached_tokens: _TypeAlias = _typing.Literal["num_cached_tokens"]  # noqa: Y015
     _WhichOneofArgType__num_cached_tokens: _TypeAlias = _typing.Literal["_num_cached_tokens", b"_num_cached_tokens"]  # noqa: Y015
@@ -752,7 +689,6 @@ class ProposeRequest(_message.Message):
     SESSION_FIELD_NUMBER: _builtins.int
     RETRIEVAL_FIELD_NUMBER: _builtins.int
     TAIL_FIELD_NUMBER: _builtins.int
-    CALL_FIELD_NUMBER: _builtins.int
     num_tokens: _builtins.int
     """maximum number, >= 1"""
     session: _builtins.str
@@ -775,8 +711,6 @@ class ProposeRequest(_message.Message):
     def tail(self) -> Global___Tail:
         """instead of `context`"""
 
-    @_builtins.property
-    def call(self) -> Global___Call: ...
     def __init__(
         self,
         *,
@@ -787,11 +721,10 @@ class ProposeRequest(_message.Message):
         session: _builtins.str = ...,
         retrieval: Global___Retrieval | None = ...,
         tail: Global___Tail | None = ...,
-        call: Global___Call | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "retrieval", b"retrieval", "sampling", b"sampling", "tail", b"tail"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["retrieval", b"retrieval", "sampling", b"sampling", "tail", b"tail"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "context", b"context", "num_tokens", b"num_tokens", "open_ids", b"open_ids", "retrieval", b"retrieval", "sampling", b"sampling", "session", b"session", "tail", b"tail"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "num_tokens", b"num_tokens", "open_ids", b"open_ids", "retrieval", b"retrieval", "sampling", b"sampling", "session", b"session", "tail", b"tail"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -828,19 +761,16 @@ class ProposeResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PROPOSAL_FIELD_NUMBER: _builtins.int
-    CALL_FIELD_NUMBER: _builtins.int
-    call: _builtins.int
     @_builtins.property
     def proposal(self) -> Global___Proposal: ...
     def __init__(
         self,
         *,
         proposal: Global___Proposal | None = ...,
-        call: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["proposal", b"proposal"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "proposal", b"proposal"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["proposal", b"proposal"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

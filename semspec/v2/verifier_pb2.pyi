@@ -200,7 +200,6 @@ class JudgeRequest(_message.Message):
     DRAFT_STATES_FIELD_NUMBER: _builtins.int
     SCORES_FIELD_NUMBER: _builtins.int
     PROBES_FIELD_NUMBER: _builtins.int
-    CALL_FIELD_NUMBER: _builtins.int
     probes: _builtins.str
     """one of VerifierInfo.alternatives; empty: the default probes"""
     @_builtins.property
@@ -211,19 +210,16 @@ class JudgeRequest(_message.Message):
     def scores(self) -> _containers.RepeatedCompositeFieldContainer[_target_pb2.SegmentScore]:
         """the target's scores of the same segments, in the same order"""
 
-    @_builtins.property
-    def call(self) -> _types_pb2.Call: ...
     def __init__(
         self,
         *,
         draft_states: _abc.Iterable[_types_pb2.States] | None = ...,
         scores: _abc.Iterable[_target_pb2.SegmentScore] | None = ...,
         probes: _builtins.str = ...,
-        call: _types_pb2.Call | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "draft_states", b"draft_states", "probes", b"probes", "scores", b"scores"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_states", b"draft_states", "probes", b"probes", "scores", b"scores"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -293,8 +289,6 @@ class JudgeResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     JUDGEMENTS_FIELD_NUMBER: _builtins.int
-    CALL_FIELD_NUMBER: _builtins.int
-    call: _builtins.int
     @_builtins.property
     def judgements(self) -> _containers.RepeatedCompositeFieldContainer[Global___Judgement]:
         """one per segment, in order"""
@@ -303,11 +297,10 @@ class JudgeResponse(_message.Message):
         self,
         *,
         judgements: _abc.Iterable[Global___Judgement] | None = ...,
-        call: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "judgements", b"judgements"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["judgements", b"judgements"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

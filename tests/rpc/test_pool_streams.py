@@ -11,7 +11,6 @@ import pytest
 
 from semspec.errors import Unavailable
 from semspec.rpc.clients import RemoteTarget
-from semspec.rpc.connection import _Stream
 from semspec.rpc.servicers import TargetServicer
 from semspec.types import Context, GeneratedSegment, GenerationParams, Segment, Writer
 from tests.helpers.fakes import FakeModel
@@ -151,13 +150,9 @@ async def test_rolling_upgrade_under_streams_loses_and_mixes_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also of a gateway of the later version. A replica that drains ends its streams and gets no new call."""
-    send = _Stream.send
-
-    def send_more(stream: _Stream, request: Any) -> Any:
-        request.MergeFromString(LATER)
-        return send(stream, request)
-
-    monkeypatch.setattr(_Stream, "send", send_more)
+    monkeypatch.setattr(
+        "semspec.rpc.connection.encode", lambda request: request.SerializeToString() + LATER
+    )
     patient = settings(settle_s=0.5, grace_s=GENEROUS_S)
     whole = await collected(FakeModel(Writer.TARGET).generate(PROMPT, NOVEL))
     engines, upgraded = (

@@ -46,20 +46,13 @@ async def status(
     async with aio.insecure_channel(address) as channel:
         metadata = (("authorization", authorization),) if authorization else ()
         try:
-            if method.client_streaming:
-                call: Any = channel.stream_stream(path_of(method))(
-                    timeout=timeout_s, metadata=metadata
-                )
-                await call.write(message)
-                await call.read()
+            if method.server_streaming:
+                stream: Any = channel.unary_stream(path_of(method))
+                await stream(message, timeout=timeout_s, metadata=metadata).read()
             else:
                 unary: Any = channel.unary_unary(path_of(method))
                 await unary(message, timeout=timeout_s, metadata=metadata)
         except aio.AioRpcError as error:
-            if (
-                error.details() == "Internal error from Core"
-            ):  # of gRPC: a message to a stream that just ended
-                return await status(address, method, message, authorization, timeout_s)
             return error.code()
         return grpc.StatusCode.OK
 
