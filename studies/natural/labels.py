@@ -21,7 +21,7 @@ from semspec.clustering.equivalence import (
     clusters_of_whole,
     in_order_of_appearance,
 )
-from semspec.clustering.results import ResultsEquivalence, stated_result
+from semspec.clustering.results import ResultsEquivalence, result_of
 from semspec.training.files import StageFolder
 from semspec.types import SegmentEnd
 
@@ -123,7 +123,7 @@ def report(records: Sequence[Record]) -> Iterator[str]:
     questions = {record["question"] for record in records}
     whole = [sample for record in records for sample in record["samples"]]
     cut = sum(sample["end"] == SegmentEnd.LENGTH for sample in whole)
-    stated = sum(stated_result(sample["text"]) is not None for sample in whole)
+    stated = sum(result_of(sample["text"]) is not None for sample in whole)
     yield f"{len(records)} contexts of {len(questions)} questions; {len(whole)} segments, of which {cut} are cut and "
     yield f"{stated} state a result."
     yield "Share (95% interval over questions; segments)."
@@ -139,7 +139,7 @@ def report(records: Sequence[Record]) -> Iterator[str]:
                     (f"{low} to {high} tokens", _of_length(low, high)) for low, high in LENGTHS
                 ]
                 kinds += [
-                    ("with a result", lambda _, sample: stated_result(sample["text"]) is not None)
+                    ("with a result", lambda _, sample: result_of(sample["text"]) is not None)
                 ]
             for kind, keep in kinds:
                 yield f"| {name} | {writer} | {kind} | {' | '.join(shares(records, name, writer, keep))} |"
