@@ -379,7 +379,7 @@ async def test_marks_of_an_unknown_form_are_told_at_the_start(
         caplog.clear()
         load(tmp_path / name)
         lines = [record.getMessage() for record in caplog.records]
-        warnings = [line for line in lines if line.startswith("reasoning is not told apart")]
+        warnings = [line for line in lines if "seems to mark its reasoning with" in line]
         assert len(warnings) == is_told and all(
             marks[0] in line and "\n" not in line for line in warnings
         )

@@ -174,7 +174,7 @@ def test_weights_that_the_model_does_not_use_are_named_in_one_line(
     CausalLM.load(str(folder), None, "cpu", "float32")
     [line] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert (
-        "does not use 5 of its weights: model.layers.0.adapter.weight, " in line
+        "does not use 5 weights of the checkpoint: model.layers.0.adapter.weight, " in line
         and line.endswith("and 2 more")
     )
 

@@ -19,6 +19,7 @@ from semspec.errors import (
     InternalError,
     InvalidField,
     InvalidRequest,
+    InvalidValue,
     Mismatch,
     NotFound,
     SemspecError,
@@ -147,7 +148,8 @@ def test_table_holds_every_error() -> None:
     library = SemspecError.__module__
     assert set(TABLE) == {one for one in descendants(SemspecError) if one.__module__ == library} - {
         SemspecError,
-        InvalidField,  # a form of InvalidRequest
+        InvalidField,  # forms of InvalidRequest
+        InvalidValue,
     }
 
 
@@ -409,7 +411,9 @@ async def test_answer_that_is_no_message_is_the_services_defect(
             collected(target.generate(CONTEXT, ORDER)),
             verifier.judge([STATES], [SegmentScore(STATES, SURPRISAL, 1, 0.0)]),
         ):
-            with pytest.raises(InternalError, match="malformed answer: the bytes are no message"):
+            with pytest.raises(
+                InternalError, match="malformed answer: the bytes are not a message"
+            ):
                 await call
     assert not [
         record for record in caplog.records if record.exc_info or record.levelname == "ERROR"

@@ -89,7 +89,7 @@ def _refusals(request: GenerationRequest, served: Served) -> Iterator[InvalidReq
     smallest = min(writers, key=attrgetter("num_token_ids"))
     if last >= smallest.num_token_ids:
         yield InvalidField(
-            f"{last} is not a token id of {smallest.model}: they are below {smallest.num_token_ids}",
+            f"{last} is not a token id of {smallest.model}: its ids are below {smallest.num_token_ids}",
             "logit_bias",
             remedy="POST /tokenize returns the ids of a text",
         )
