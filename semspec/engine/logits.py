@@ -4,6 +4,7 @@ Tokens are drawn with uniform numbers that derive from the request's seed, so th
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import isfinite
 
 import torch
@@ -46,12 +47,11 @@ def draw_each(
 ) -> list[int]:
     """Draw a token from each row of `logits` `[num_rows, vocab_size]`, with `samplings[i]` at `positions[i]`.
 
-    Rows that differ only in their seeds are drawn together, so `key` has every other field of `SamplingParams`.
+    Rows that differ only in their seeds are drawn together.
     """
-    groups: dict[tuple[float, float, int, float], list[int]] = {}
+    groups: dict[SamplingParams, list[int]] = {}
     for row, sampling in enumerate(samplings):
-        key = (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p)
-        groups.setdefault(key, []).append(row)
+        groups.setdefault(replace(sampling, seed=0), []).append(row)
     drawn = [0] * len(samplings)
     for rows in groups.values():
         part, sampling = logits if len(groups) == 1 else logits[rows], samplings[rows[0]]
