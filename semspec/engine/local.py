@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 
 def check_supported(params: GenerationParams, info: ModelInfo) -> None:
-    """Raises: InvalidRequest when `params` ask for something that the model of `info` does not support."""
+    """Check that the model of `info` supports what `params` ask for. Raises: InvalidRequest."""
     for field, is_unsupported in (
         (GRAMMAR, params.grammar and not info.supports_grammars),
         ("penalties", not (params.penalties.is_neutral or info.supports_penalties)),
@@ -52,11 +52,11 @@ def check_supported(params: GenerationParams, info: ModelInfo) -> None:
         ("min_p", params.sampling.min_p and not info.supports_min_p),
     ):
         if is_unsupported:
-            raise InvalidField("this model takes none", field, remedy="leave it out")
+            raise InvalidField("this model does not support it", field, remedy="leave it out")
     largest = max((token for token, _ in params.penalties.logit_bias), default=-1)
     if largest >= info.num_token_ids:
         raise InvalidField(
-            f"{largest} is no token of this model",
+            f"{largest} is not a token id of this model",
             "logit_bias",
             remedy=f"its ids are below {info.num_token_ids}",
         )

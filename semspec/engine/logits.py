@@ -4,6 +4,7 @@ Tokens are drawn with uniform numbers that derive from the request's seed, so th
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import isfinite
 
 import torch
@@ -46,12 +47,11 @@ def draw_each(
 ) -> list[int]:
     """Draw a token from each row of `logits` `[num_rows, vocab_size]`, with `samplings[i]` at `positions[i]`.
 
-    Rows with equal parameters are drawn together.
+    Rows that differ only in their seeds are drawn together.
     """
-    groups: dict[tuple[float, float, int, float], list[int]] = {}
+    groups: dict[SamplingParams, list[int]] = {}
     for row, sampling in enumerate(samplings):
-        key = (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p)
-        groups.setdefault(key, []).append(row)
+        groups.setdefault(replace(sampling, seed=0), []).append(row)
     drawn = [0] * len(samplings)
     for rows in groups.values():
         part, sampling = logits if len(groups) == 1 else logits[rows], samplings[rows[0]]
@@ -98,10 +98,10 @@ def pick(weights: Tensor, draws: Sequence[float]) -> list[int]:
 
 
 def filtered(logits: Tensor, sampling: SamplingParams) -> Tensor:
-    """Return probabilities `[num_rows, vocab_size]` after temperature, with 0 outside min-p, top-k and top-p.
+    """Return probabilities `[num_rows, vocab_size]` after temperature, with 0 for tokens that a filter removes.
 
-    They are not renormalised. Of the tokens that min-p and top-k leave, top-p keeps the smallest set of most probable
-    tokens whose share of the remaining probability reaches it.
+    Min-p, top-k and top-p apply in this order. Top-p keeps the smallest set of most probable tokens whose share of the
+    probability that the earlier filters leave is at least `top_p`. The result is not renormalised.
     """
     probabilities = torch.softmax(logits.float() / sampling.temperature, -1)
     if sampling.min_p:
@@ -187,7 +187,7 @@ def token_logprob(
 ) -> TokenLogprob:
     """Return the log-probabilities of `token` and of the most probable tokens in `logits` `[vocab_size]`.
 
-    They are those at temperature 1, before top-k and top-p. Tokens of probability 0 are left out.
+    They are those at temperature 1, before any filter. Tokens of probability 0 are left out.
     """
     log_probabilities = torch.log_softmax(logits.float(), -1)
     likeliest = log_probabilities.topk(min(num_alternatives, len(log_probabilities)))

@@ -211,7 +211,11 @@ class Token:
 
 
 LEAST_POSITIVE = 1e-6
-"""Least temperature above 0, and least `top_p`: logits divided by less overflow, and no probability is as small."""
+"""Least temperature above 0, and least `top_p`.
+
+Logits divided by a lower temperature can overflow. A lower `top_p` would change nothing: in a vocabulary of up to a
+million tokens, this one already keeps the most probable token alone.
+"""
 LEAST_REPETITION, MOST_REPETITION = 0.01, 100.0
 """Bounds of `Penalties.repetition`."""
 MOST_PENALTY = 1000.0
@@ -220,7 +224,10 @@ MOST_PENALTY = 1000.0
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are drawn. `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 disable those filters."""
+    """Parameters by which tokens are drawn.
+
+    `temperature` 0 is greedy; `min_p` 0, `top_k` 0 and `top_p` 1 disable these filters, which apply in this order.
+    """
 
     temperature: float = 0.6
     top_p: float = 0.95
@@ -232,7 +239,10 @@ class SamplingParams:
 
 
 SAMPLING_BOUNDS = {"temperature": (0.0, inf), "top_p": (LEAST_POSITIVE, 1.0), "min_p": (0.0, 1.0)}
-"""Least and most of each parameter, at every service."""
+"""Range, ends included, of each parameter that is not an integer, as services check it.
+
+Temperatures between 0 and `LEAST_POSITIVE` are refused as well. The gateway's API has narrower ranges.
+"""
 
 
 @dataclass(frozen=True, slots=True)

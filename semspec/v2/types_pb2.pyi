@@ -325,7 +325,7 @@ Global___States: _TypeAlias = States  # noqa: Y015
 
 @_typing.final
 class Sampling(_message.Message):
-    """How tokens are drawn."""
+    """How tokens are drawn; the filters apply in the order min_p, top_k, top_p."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -822,7 +822,7 @@ Global___Proposal: _TypeAlias = Proposal  # noqa: Y015
 
 @_typing.final
 class Distribution(_message.Message):
-    """A sparse next-token distribution after temperature, top-k and top-p, renormalised."""
+    """A sparse next-token distribution after temperature and all filters of Sampling, renormalised."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

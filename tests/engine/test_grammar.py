@@ -291,7 +291,7 @@ async def test_model_whose_vocabulary_spells_no_json_takes_none(
     words = load(checkpoints["qwen2"])
     assert Grammars.of(words.tokenizer) is None and len(build_tokenizer()) < 500
     assert not (await words.info()).supports_grammars
-    with pytest.raises(InvalidRequest, match="grammar: this model takes none"):
+    with pytest.raises(InvalidRequest, match="grammar: this model does not support it"):
         await answered(words, params())
 
 

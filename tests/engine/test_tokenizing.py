@@ -218,7 +218,7 @@ def drafted(text: str) -> Segment:
 
 async def test_bias_of_a_token_without_an_embedding_is_refused(smaller: TorchEngine) -> None:
     params = replace(PARAMS, penalties=Penalties(logit_bias=((310, 1.0),)))
-    with pytest.raises(InvalidRequest, match="logit_bias: 310 is no token of this model"):
+    with pytest.raises(InvalidRequest, match="logit_bias: 310 is not a token id of this model"):
         await anext(smaller.generate(own(smaller), params))
 
 

@@ -1,4 +1,4 @@
-"""Fields of OpenAI's API that shape an answer: stop, logprobs, reasoning, top_k, strictness."""
+"""Fields of a request that shape an answer: stop, logprobs, reasoning, sampling, penalties, strictness."""
 
 from typing import Any
 

@@ -63,9 +63,9 @@ class FakeModel(fakes.FakeModel):
         self.prompts: list[str] = []
         """Encoded texts."""
         self.says: str | Callable[[str, str], str | None] | None = None
-        """Written instead of the segments, as one that ends; or what says so of a prompt and a grammar."""
+        """Text written as the only segment, instead of `NUM_SEGMENTS`; or a function from prompt and grammar to it."""
         self.asked: list[GenerationParams] = []
-        """Of the calls of `generate`."""
+        """Parameters of each call of `generate`."""
         self.read: list[str] = []
         """The prompts of the contexts it wrote after."""
         self.refusal: Exception | None = None
@@ -75,7 +75,7 @@ class FakeModel(fakes.FakeModel):
 
     @property
     def grammars(self) -> list[str]:
-        """Of the calls of `generate`."""
+        """Grammar of each call of `generate`."""
         return [params.grammar for params in self.asked]
 
     async def info(self) -> ModelInfo:

@@ -166,7 +166,7 @@ def check_filled(values: Sequence[object], field: str) -> None:
 
 
 def check_length(values: Sequence[object], field: str, number: int, others: str) -> None:
-    """Raises: InvalidRequest when there is not one of `values` for each of the `number` `others`."""
+    """Check that `values` has `number` items; `others` follows it in the message. Raises: InvalidRequest."""
     if len(values) != number:
         raise invalid(field, f"{len(values)}, but {number} {others}")
 
@@ -265,7 +265,7 @@ BOUNDS: dict[type, dict[str, tuple[float, float]]] = {
     TokenLogprob: {"logprob": (-math.inf, 0.0)},
     VerifiedTokens: {"duration_ms": AMOUNT},
 }
-"""Least and most of numbers, of each item where there are several."""
+"""Least and most allowed value, ends included, of each number or of each item of a tuple, by type and field."""
 CHECKS: dict[type, Callable[[Any], None]] = {
     Conversation: lambda value: check_filled(value.messages, "messages"),
     Distribution: _check_distribution,

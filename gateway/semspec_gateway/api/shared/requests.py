@@ -40,7 +40,7 @@ MAX_JSON = JsonSize(strings=32_768, containers=16_384, values=50_000)
 SESSION_NAME = r"^[A-Za-z0-9_.-]{1,128}$"
 
 Neutral = dict[str, tuple[object, ...]]
-"""Unsupported fields of an API, with the values (beside null) that have no effect and are therefore accepted."""
+"""Unsupported fields of an API, with the values that have no effect and so are accepted; null always is."""
 
 
 def _neutral(names: str, *values: object) -> Neutral:
@@ -75,7 +75,7 @@ OPENAI_DEFAULTS: Neutral = {
     **_neutral("length_penalty typical_p", 1),
     **_neutral("priority", 0),
 }
-"""Of OpenAI's API and of its extensions in vLLM and TGI."""
+"""Unsupported fields of OpenAI's API and of its extensions in vLLM and TGI."""
 
 MESSAGE_DEFAULTS: Neutral = {
     **_neutral("audio"),
@@ -103,7 +103,7 @@ TGI_DEFAULTS: Neutral = {
     **_neutral("decoder_input_details watermark", False),
     **_neutral("frequency_penalty", 0),
 }
-"""Of TGI's parameters."""
+"""Unsupported fields of TGI's `parameters`."""
 
 RESPONSES_DEFAULTS: Neutral = {
     **_neutral("context_management conversation prompt"),
@@ -112,14 +112,14 @@ RESPONSES_DEFAULTS: Neutral = {
     **_neutral("top_logprobs", 0),
     **_neutral("truncation", "disabled", "auto"),  # an input that does not fit is refused
 }
-"""Of the Responses API."""
+"""Unsupported fields of the Responses API."""
 
 REASONING_DEFAULTS: Neutral = {
     **_neutral("generate_summary"),
     **_neutral("context summary", "auto"),  # a summary: the reasoning itself is sent
     **_neutral("mode", "standard"),
 }
-"""Of the Responses API's `reasoning`."""
+"""Unsupported fields of `reasoning` in the Responses API."""
 
 LABELS = frozenset(
     {
@@ -353,7 +353,7 @@ class GenerationBody(RequestModel):
 
     @abstractmethod
     def sampling(self, defaults: Defaults) -> SamplingParams:
-        """How tokens are drawn; `defaults` are the operator's."""
+        """Return how to draw tokens; `defaults`: the operator's, for fields that the request leaves unset."""
 
 
 def seed_or_random(seed: int | None) -> int:
@@ -362,7 +362,7 @@ def seed_or_random(seed: int | None) -> int:
 
 
 class TextRequest(CompatibleRequestModel, GenerationBody):
-    """What every request for a text may ask for, by OpenAI's names."""
+    """Fields of every request for a text but TGI's, by OpenAI's names."""
 
     model: str | None = None
     """Null, `tgi` and `dummy` stand for the pair: some clients send them if they are given no name."""
@@ -379,7 +379,7 @@ class TextRequest(CompatibleRequestModel, GenerationBody):
 
 
 class CompletionBody(TextRequest):
-    """What chats and plain completions may ask for."""
+    """Fields that chats and plain completions share, but responses do not have."""
 
     stream_options: StreamOptions | None = None
     n: int | None = Field(default=None, ge=1)

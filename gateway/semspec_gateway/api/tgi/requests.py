@@ -133,7 +133,7 @@ class TgiRequest(GenerationBody):
     parameters: Annotated[TgiParameters, or_default(TgiParameters)] = TgiParameters()
 
     def sampling(self, defaults: Defaults) -> SamplingParams:
-        """How tokens are drawn: TGI has defaults of its own."""
+        """Return how to draw tokens. Unset fields have TGI's defaults, not the operator's."""
         parameters = self.parameters
         return SamplingParams(
             temperature=0.0 if parameters.is_greedy else parameters.temperature or 1.0,
