@@ -189,7 +189,7 @@ class Gateway:
                 ):
                     raise
                 on_break(
-                    f"the gateway stopped ({error.text}); try {num_breaks} of {NUM_REATTACHMENTS} to resume"
+                    f"the gateway ended the stream ({error.text}); try {num_breaks} of {NUM_REATTACHMENTS} to resume"
                 )
             await asyncio.sleep(FIRST_PAUSE_S * 2 ** (num_breaks - 1))
             parameters = {"trace": "true"} if body.get("semspec", {}).get("trace") else {}
@@ -206,7 +206,8 @@ class Gateway:
     async def _events(self, request: httpx.Request, last: str) -> AsyncGenerator[Event, None]:
         response = await self._http.send(request, stream=True)
         try:
-            if response.is_error:
+            is_stream = response.headers.get("content-type", "").startswith("text/event-stream")
+            if response.is_error or not is_stream:
                 await response.aread()
                 error = error_from_response(response)
                 if request.method == "GET" and isinstance(

@@ -2,11 +2,10 @@
 
 import hashlib
 import json
-import os
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 from pydantic import ValidationError
@@ -57,8 +56,8 @@ def _containers(value: dict[str, Any] | list[Any]) -> list[dict[str, Any] | list
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary file that replaces `path` when the block ends; if the block fails, `path` stays as it is."""
-    # The name contains host and process: several may write the same file at the same time.
-    partial = path.with_name(f"{path.name}.{socket.gethostname()}-{os.getpid()}.partial")
+    # A random name: several processes, of several hosts, may write the same file at the same time.
+    partial = path.with_name(f"{path.name}.{token_hex(8)}.partial")
     try:
         yield partial
         partial.replace(path)

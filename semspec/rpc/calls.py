@@ -1,5 +1,5 @@
 """Calls on both sides: bearer token, request id and trace context in the metadata, spans, and the mapping of errors to
-gRPC statuses and back. `Methods` handles the calls of a service: it admits callers and drains streams."""
+gRPC statuses and back. `Methods` handles the calls of a service: it admits callers and maps errors."""
 
 import asyncio
 import hmac

@@ -123,8 +123,13 @@ class RemoteModel(RemoteBackend):
             with replica.attempt(tried):
                 async with aclosing(stream):
                     while True:
-                        async with replica.while_reachable():
-                            generated = await anext(stream, None)
+                        try:
+                            async with replica.while_reachable():
+                                generated = await anext(stream, None)
+                        except SemspecError:
+                            if _rest(params, kept) is None:  # only the end of the stream is missing
+                                return
+                            raise
                         if generated is None:
                             return
                         if isinstance(generated, OpenText):

@@ -1,7 +1,6 @@
 """A connection to a replica: a channel, and the metadata, deadlines, errors and contexts of its calls."""
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
@@ -31,8 +30,6 @@ from semspec.types import Context
 T = TypeVar("T")
 
 _HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

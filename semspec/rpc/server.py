@@ -56,7 +56,7 @@ class ServiceServer:
         self._background = Background()
         self._reading = asyncio.Lock()
         token = settings.service_token
-        self._methods = methods = Methods(token.get_secret_value() if token else None)
+        methods = Methods(token.get_secret_value() if token else None)
         handlers = {
             method.name: methods.handler(method, getattr(servicer, method.name))
             for method in servicer.descriptor.methods

@@ -251,6 +251,8 @@ def _number(
         with suppress(ValueError):
             if least <= (value := kind(text)) <= most:
                 return value
-        raise argparse.ArgumentTypeError(f"{text}: expected a number from {least:g} to {most:g}")
+        what = "a whole number" if kind is int else "a number"
+        limits = f"of at least {least:g}" if most == inf else f"from {least:g} to {most:g}"
+        raise argparse.ArgumentTypeError(f"{text}: expected {what} {limits}")
 
     return convert

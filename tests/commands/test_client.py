@@ -167,7 +167,7 @@ async def test_stream_that_a_gateway_ends_goes_on(code: str) -> None:
 
     breaks: list[str] = []
     assert await chunks(respond, breaks) == [1, 2, 3, 4]
-    assert breaks[1] == "the gateway stopped (not here); try 2 of 4 to resume"
+    assert breaks[1] == "the gateway ended the stream (not here); try 2 of 4 to resume"
 
 
 async def test_error_of_a_failed_generation_is_raised_at_once() -> None:

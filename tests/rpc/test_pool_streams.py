@@ -149,7 +149,7 @@ class Later(TargetServicer):
 async def test_rolling_upgrade_under_streams_loses_and_mixes_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Also of a gateway of the later version. A replica that drains ends its streams and gets no new call."""
+    """Also of a gateway of the later version. A replica that drains finishes its calls and gets no new one."""
     monkeypatch.setattr(
         "semspec.rpc.connection.encode", lambda request: request.SerializeToString() + LATER
     )

@@ -35,7 +35,7 @@ def _refusals(request: GenerationRequest, served: Served) -> Iterator[InvalidReq
         if not strategy.verifies_tokens:
             choices = "choose 'target', or send exact_answer"
         yield InvalidRequest(
-            f"the strategy {strategy.name!r} judges drafts, and cannot hold them to a format",
+            f"the strategy {strategy.name!r} cannot hold drafts to a format",
             "strategy",
             remedy=f"leave it out, {choices}",
         )

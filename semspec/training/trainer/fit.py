@@ -30,7 +30,7 @@ class NetworkTrainer:
             self.network: nn.Sequential = Probe(num_inputs, recipe.hidden_sizes).network.to(device)
         self.history, self.best = list[float](), dict[str, Tensor]()
         """Squared errors on validation, one an epoch, and the network with the lowest."""
-        self._recipe, self._device = recipe, device
+        self._recipe = recipe
         self._optimizer = torch.optim.AdamW(
             self.network.parameters(),
             recipe.learning_rate,

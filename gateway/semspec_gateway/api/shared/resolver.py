@@ -72,7 +72,7 @@ def naming(fields: Mapping[str, str]) -> Iterator[None]:
 
 
 def variables_of(variables: JsonObject | None, effort: str | None, field: str) -> JsonObject:
-    """The chat template's variables; `field` sets the effort. Raises: InvalidRequest when that is variables twice."""
+    """The chat template's variables; `field` sets the effort. Raises: InvalidRequest when the effort is given twice."""
     if effort is None:
         return variables or {}
     if variables and EFFORT in variables:
