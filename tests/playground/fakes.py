@@ -40,6 +40,7 @@ class ScriptedGateway:
 
     def __init__(self) -> None:
         self.status = "running"
+        self.parameters: Json = PARAMETERS
         self.records: list[Json] = []
         """What the store has of the generation."""
         self.attached: list[str | None] = []
@@ -79,7 +80,7 @@ class ScriptedGateway:
         self.status = "finished"
         statistics = {
             "latency_ms": 1000.0,
-            "parameters": PARAMETERS,
+            "parameters": self.parameters,
             "seed": 5,
             "degraded": False,
             "fallback": None,
@@ -114,7 +115,7 @@ class ScriptedGateway:
             "status": self.status,
             "model": MODEL,
             "seed": 5,
-            "parameters": PARAMETERS,
+            "parameters": self.parameters,
         }
         return {**told, "prompt": {"text": "a stored question"}}
 

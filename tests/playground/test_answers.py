@@ -10,7 +10,7 @@ from playwright.async_api import Browser, Page, expect
 
 from tests.helpers.records import record
 from tests.playground.browser import PHONE, WIDE, Site, finished, opened, send
-from tests.playground.fakes import ScriptedGateway, drafted
+from tests.playground.fakes import PARAMETERS, ScriptedGateway, drafted
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
 
@@ -317,6 +317,19 @@ async def test_long_answer_stays_at_its_end_unless_the_reader_scrolls_up(
     assert await thread.evaluate(distance) <= 1
     scripted.say(segment=record(80, "Paragraph 80.\n\n" * 10))
     await expect(page.locator(".answer p").last).to_be_in_viewport()
+
+
+async def test_decision_by_likelihood_names_its_threshold(
+    page: Page, scripted: ScriptedGateway
+) -> None:
+    scripted.parameters = {**PARAMETERS, "strategy": "likelihood"}
+    await send(page, "a question")
+    scripted.say(segment=record(0, "Paragraph 0."))
+    scripted.end()
+    await finished(page)
+    await expect(page.locator("button.segment")).to_have_attribute(
+        "aria-label", re.compile(r"Accepted .* probability .* reaches the threshold 0\.500")
+    )
 
 
 async def test_focus_on_a_segment_survives_what_follows(

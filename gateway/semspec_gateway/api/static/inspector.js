@@ -10,10 +10,13 @@ const ENDS = { boundary: "a boundary", eos: "the end of the text", length: "its 
 export function describe(record, parameters) {
   const tokens = `${count(record.num_tokens, "token")} by the ${record.writer}.`;
   const why = reason(record, parameters);
-  const judged = isJudged(record)
-    ? ` p ${measure(record.target_probability)}, q ${measure(record.draft_probability)}, ratio ${ratio(record)}.`
-    : "";
+  const judged = isJudged(record) ? ` ${judgedValues(record, parameters)}.` : "";
   return `${outcome(record)}, ${tokens}${judged}${why ? ` ${why}` : ""}`;
+}
+
+function judgedValues(record, parameters) {
+  const p = measure(record.target_probability);
+  return isByLikelihood(parameters) ? `probability ${p}` : `p ${p}, q ${measure(record.draft_probability)}, ratio ${ratio(record)}`;
 }
 
 function outcome(record) {
@@ -29,8 +32,11 @@ function reason(record, parameters) {
   if (!isJudged(record) || !parameters?.acceptance) return "";
   const accepted = record.verdict === "accepted";
   const { rule, threshold } = parameters.acceptance;
-  if (rule === "threshold") {
-    return `${accepted ? "Kept" : "Refused"}: the ratio ${accepted ? "reaches" : "is below"} the threshold ${measure(threshold)}.`;
+  const byLikelihood = isByLikelihood(parameters);
+  if (byLikelihood || rule === "threshold") {
+    const limit = typeof threshold === "number" ? `the threshold ${measure(threshold)}` : "the calibrated threshold";
+    const value = byLikelihood ? "the probability" : "the ratio";
+    return `${accepted ? "Kept" : "Refused"}: ${value} ${accepted ? "reaches" : "is below"} ${limit}.`;
   }
   const chance = measure(Math.min(1, record.ratio ?? 1));
   return `${accepted ? "Kept" : "Refused"}: the draw ${measure(record.draw)} ${accepted ? "fell under" : "did not fall under"} min(1, p/q) = ${chance}.`;
@@ -78,10 +84,13 @@ function refused({ rejected }) {
 
 const isJudged = (record) => typeof record.target_probability === "number";
 
+const isByLikelihood = (parameters) => parameters?.strategy === "likelihood";
+
 const ratio = (record) => (record.ratio === null ? "∞" : measure(record.ratio));
 
 function judgement(record, parameters) {
   if (!isJudged(record)) return [];
+  if (isByLikelihood(parameters)) return [["probability, from the target’s likelihoods", measure(record.target_probability)]];
   return [
     ["p, target’s probability of this meaning", measure(record.target_probability)],
     ["q, draft’s", measure(record.draft_probability)],

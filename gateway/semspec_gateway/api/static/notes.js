@@ -61,15 +61,20 @@ export function notices(generation) {
 export function parametersLine({ parameters, seed, id }) {
   const facts = [];
   if (parameters) {
-    facts.push(parameters.strategy, `gamma ${parameters.gamma}`, rule(parameters), `temperature ${parameters.temperature}`);
+    facts.push(parameters.strategy, ...rule(parameters), `temperature ${parameters.temperature}`);
   }
   if (seed !== null) facts.push(`seed ${seed}`);
   return element("span", {}, facts.join(" · "), " ", element("code", {}, id ?? ""));
 }
 
-function rule({ acceptance, strictness }) {
-  const asked = typeof strictness === "number" ? `strictness ${strictness}, ` : "";
-  return acceptance.rule === "sample" || acceptance.threshold === null ? `${asked}rule min(1, p/q)` : `${asked}rule p/q ≥ ${Number(acceptance.threshold.toFixed(3))}`;
+/** How `semantic` and `likelihood` accept segments; other strategies have no rule. */
+function rule({ strategy, acceptance, strictness, gamma }) {
+  const { threshold } = acceptance;
+  const limit = threshold === null ? "" : Number(threshold.toFixed(3));
+  const asked = typeof strictness === "number" ? [`strictness ${strictness}`] : [];
+  if (strategy === "likelihood") return [`gamma ${gamma}`, ...asked, threshold === null ? "calibrated threshold" : `rule probability ≥ ${limit}`];
+  if (strategy !== "semantic") return [];
+  return [`gamma ${gamma}`, ...asked, acceptance.rule === "sample" || threshold === null ? "rule min(1, p/q)" : `rule p/q ≥ ${limit}`];
 }
 
 /** A sentence for screen readers when something has come to an end. */
