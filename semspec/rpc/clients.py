@@ -103,7 +103,7 @@ class RemoteModel(RemoteBackend):
     def stream(
         self, context: Context, params: GenerationParams
     ) -> AsyncGenerator[GeneratedSegment | OpenText, None]:
-        """See `Model.stream`. A service of an earlier version sends no text before its segment."""
+        """See `Model.stream`."""
         return self._written(context, params, streams_text=True)
 
     async def _written(

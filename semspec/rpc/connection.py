@@ -29,6 +29,8 @@ from semspec.types import Context
 
 T = TypeVar("T")
 
+DEADLINE_MARGIN_S = 5.0
+"""Time after the wait for a response until the deadline of a unary call."""
 _HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
 
 
@@ -168,8 +170,10 @@ class Connection:
     async def _responses(self, method: _Method, request: Any) -> AsyncGenerator[Any, None]:
         with client_span(method.path, request) as opened:
             metadata = (*self._authorization, *call_metadata(opened).items())
+            # A service whose caller is lost ends a unary call by itself; here the wait below ends it first.
+            timeout_s = None if method.is_stream else self._options.timeout_s + DEADLINE_MARGIN_S
             with rpc_errors():
-                call = method.open(request, metadata=metadata)
+                call = method.open(request, timeout=timeout_s, metadata=metadata)
             try:
                 if not method.is_stream:
                     yield await self._waited(call)

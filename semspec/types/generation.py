@@ -136,7 +136,10 @@ def read_calls(text: str) -> tuple[ToolCall, ...]:
     """Read what `calls_json` wrote. Raises: ValueError."""
     calls = list[ToolCall]()
     try:
-        for call in json.loads(text or "[]"):
+        parsed = json.loads(text or "[]")
+        if not isinstance(parsed, list):
+            raise TypeError
+        for call in parsed:
             function = call["function"]
             calls.append(ToolCall(call.get("id", ""), function["name"], function["arguments"]))
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):

@@ -26,7 +26,7 @@ from semspec.v2 import target_pb2 as semspec_dot_v2_dot_target__pb2
 from semspec.v2 import types_pb2 as semspec_dot_v2_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19semspec/v2/verifier.proto\x12\nsemspec.v2\x1a\x17semspec/v2/target.proto\x1a\x16semspec/v2/types.proto\"\x15\n\x13VerifierInfoRequest\"\x85\x03\n\x0cVerifierInfo\x12\x13\n\x0b\x64raft_model\x18\x01 \x01(\t\x12\x14\n\x0ctarget_model\x18\x02 \x01(\t\x12\x18\n\x10state_convention\x18\x03 \x01(\t\x12/\n\rsegmentations\x18\x04 \x03(\x0e\x32\x18.semspec.v2.Segmentation\x12\r\n\x05\x62uild\x18\x05 \x01(\t\x12\x13\n\x0b\x64raft_probe\x18\x06 \x01(\t\x12\x14\n\x0ctarget_probe\x18\x07 \x01(\t\x12\x14\n\x0c\x61lternatives\x18\x08 \x03(\t\x12\x34\n\x10operating_points\x18\t \x03(\x0b\x32\x1a.semspec.v2.OperatingPoint\x12\x17\n\x0f\x64raft_tokenizer\x18\n \x01(\t\x12\x18\n\x10target_tokenizer\x18\x0b \x01(\t\x12\x31\n\x0bprojections\x18\x0c \x03(\x0b\x32\x1c.semspec.v2.ProbeProjections\x12\x13\n\x0b\x65quivalence\x18\r \x01(\t\"A\n\x10ProbeProjections\x12\x0e\n\x06probes\x18\x01 \x01(\t\x12\r\n\x05\x64raft\x18\x02 \x01(\t\x12\x0e\n\x06target\x18\x03 \x01(\t\"\xce\x01\n\x0eOperatingPoint\x12\x16\n\tthreshold\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\nacceptance\x18\x02 \x01(\x01\x12\x1b\n\x0eright_accepted\x18\x03 \x01(\x01H\x01\x88\x01\x01\x12\x1b\n\x0ewrong_accepted\x18\x04 \x01(\x01H\x02\x88\x01\x01\x12\x15\n\x08speed_up\x18\x05 \x01(\x01H\x03\x88\x01\x01\x42\x0c\n\n_thresholdB\x11\n\x0f_right_acceptedB\x11\n\x0f_wrong_acceptedB\x0b\n\t_speed_up\"r\n\x0cJudgeRequest\x12(\n\x0c\x64raft_states\x18\x01 \x03(\x0b\x32\x12.semspec.v2.States\x12(\n\x06scores\x18\x02 \x03(\x0b\x32\x18.semspec.v2.SegmentScore\x12\x0e\n\x06probes\x18\x03 \x01(\t\"m\n\x0e\x43lusterRequest\x12\x10\n\x08question\x18\x01 \x01(\t\x12\x11\n\treasoning\x18\x02 \x01(\t\x12\x10\n\x08segments\x18\x03 \x03(\t\x12$\n\x04\x65nds\x18\x04 \x03(\x0e\x32\x16.semspec.v2.SegmentEnd\"#\n\x0f\x43lusterResponse\x12\x10\n\x08\x63lusters\x18\x01 \x03(\x11\":\n\rJudgeResponse\x12)\n\njudgements\x18\x01 \x03(\x0b\x32\x15.semspec.v2.Judgement\"B\n\tJudgement\x12\x19\n\x11\x64raft_probability\x18\x01 \x01(\x01\x12\x1a\n\x12target_probability\x18\x02 \x01(\x01\x32\xcf\x01\n\x08Verifier\x12\x41\n\x04Info\x12\x1f.semspec.v2.VerifierInfoRequest\x1a\x18.semspec.v2.VerifierInfo\x12<\n\x05Judge\x12\x18.semspec.v2.JudgeRequest\x1a\x19.semspec.v2.JudgeResponse\x12\x42\n\x07\x43luster\x12\x1a.semspec.v2.ClusterRequest\x1a\x1b.semspec.v2.ClusterResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19semspec/v2/verifier.proto\x12\nsemspec.v2\x1a\x17semspec/v2/target.proto\x1a\x16semspec/v2/types.proto\"\x15\n\x13VerifierInfoRequest\"\x85\x03\n\x0cVerifierInfo\x12\x13\n\x0b\x64raft_model\x18\x01 \x01(\t\x12\x14\n\x0ctarget_model\x18\x02 \x01(\t\x12\x18\n\x10state_convention\x18\x03 \x01(\t\x12/\n\rsegmentations\x18\x04 \x03(\x0e\x32\x18.semspec.v2.Segmentation\x12\r\n\x05\x62uild\x18\x05 \x01(\t\x12\x13\n\x0b\x64raft_probe\x18\x06 \x01(\t\x12\x14\n\x0ctarget_probe\x18\x07 \x01(\t\x12\x14\n\x0c\x61lternatives\x18\x08 \x03(\t\x12\x34\n\x10operating_points\x18\t \x03(\x0b\x32\x1a.semspec.v2.OperatingPoint\x12\x17\n\x0f\x64raft_tokenizer\x18\n \x01(\t\x12\x18\n\x10target_tokenizer\x18\x0b \x01(\t\x12\x31\n\x0bprojections\x18\x0c \x03(\x0b\x32\x1c.semspec.v2.ProbeProjections\x12\x13\n\x0b\x65quivalence\x18\r \x01(\t\"A\n\x10ProbeProjections\x12\x0e\n\x06probes\x18\x01 \x01(\t\x12\r\n\x05\x64raft\x18\x02 \x01(\t\x12\x0e\n\x06target\x18\x03 \x01(\t\"\xce\x01\n\x0eOperatingPoint\x12\x16\n\tthreshold\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\nacceptance\x18\x02 \x01(\x01\x12\x1b\n\x0eright_accepted\x18\x03 \x01(\x01H\x01\x88\x01\x01\x12\x1b\n\x0ewrong_accepted\x18\x04 \x01(\x01H\x02\x88\x01\x01\x12\x15\n\x08speed_up\x18\x05 \x01(\x01H\x03\x88\x01\x01\x42\x0c\n\n_thresholdB\x11\n\x0f_right_acceptedB\x11\n\x0f_wrong_acceptedB\x0b\n\t_speed_up\"x\n\x0cJudgeRequest\x12(\n\x0c\x64raft_states\x18\x01 \x03(\x0b\x32\x12.semspec.v2.States\x12(\n\x06scores\x18\x02 \x03(\x0b\x32\x18.semspec.v2.SegmentScore\x12\x0e\n\x06probes\x18\x03 \x01(\tJ\x04\x08\x0f\x10\x10\"m\n\x0e\x43lusterRequest\x12\x10\n\x08question\x18\x01 \x01(\t\x12\x11\n\treasoning\x18\x02 \x01(\t\x12\x10\n\x08segments\x18\x03 \x03(\t\x12$\n\x04\x65nds\x18\x04 \x03(\x0e\x32\x16.semspec.v2.SegmentEnd\"#\n\x0f\x43lusterResponse\x12\x10\n\x08\x63lusters\x18\x01 \x03(\x11\"@\n\rJudgeResponse\x12)\n\njudgements\x18\x01 \x03(\x0b\x32\x15.semspec.v2.JudgementJ\x04\x08\x0f\x10\x10\"B\n\tJudgement\x12\x19\n\x11\x64raft_probability\x18\x01 \x01(\x01\x12\x1a\n\x12target_probability\x18\x02 \x01(\x01\x32\xcf\x01\n\x08Verifier\x12\x41\n\x04Info\x12\x1f.semspec.v2.VerifierInfoRequest\x1a\x18.semspec.v2.VerifierInfo\x12<\n\x05Judge\x12\x18.semspec.v2.JudgeRequest\x1a\x19.semspec.v2.JudgeResponse\x12\x42\n\x07\x43luster\x12\x1a.semspec.v2.ClusterRequest\x1a\x1b.semspec.v2.ClusterResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,15 +42,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_OPERATINGPOINT']._serialized_start=573
   _globals['_OPERATINGPOINT']._serialized_end=779
   _globals['_JUDGEREQUEST']._serialized_start=781
-  _globals['_JUDGEREQUEST']._serialized_end=895
-  _globals['_CLUSTERREQUEST']._serialized_start=897
-  _globals['_CLUSTERREQUEST']._serialized_end=1006
-  _globals['_CLUSTERRESPONSE']._serialized_start=1008
-  _globals['_CLUSTERRESPONSE']._serialized_end=1043
-  _globals['_JUDGERESPONSE']._serialized_start=1045
-  _globals['_JUDGERESPONSE']._serialized_end=1103
-  _globals['_JUDGEMENT']._serialized_start=1105
-  _globals['_JUDGEMENT']._serialized_end=1171
-  _globals['_VERIFIER']._serialized_start=1174
-  _globals['_VERIFIER']._serialized_end=1381
+  _globals['_JUDGEREQUEST']._serialized_end=901
+  _globals['_CLUSTERREQUEST']._serialized_start=903
+  _globals['_CLUSTERREQUEST']._serialized_end=1012
+  _globals['_CLUSTERRESPONSE']._serialized_start=1014
+  _globals['_CLUSTERRESPONSE']._serialized_end=1049
+  _globals['_JUDGERESPONSE']._serialized_start=1051
+  _globals['_JUDGERESPONSE']._serialized_end=1115
+  _globals['_JUDGEMENT']._serialized_start=1117
+  _globals['_JUDGEMENT']._serialized_end=1183
+  _globals['_VERIFIER']._serialized_start=1186
+  _globals['_VERIFIER']._serialized_end=1393
 # @@protoc_insertion_point(module_scope)

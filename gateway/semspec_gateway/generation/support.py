@@ -61,9 +61,7 @@ def _refusals(request: GenerationRequest, served: Served) -> Iterator[InvalidReq
             remedy="leave them out",
         )
     if request.sampling.min_p and not all(info.supports_min_p for info in writers):
-        message = (
-            "not supported, because a server that may not know it writes for one of the models"
-        )
+        message = "not supported: the server that writes for one of the models may not know it"
         yield InvalidField(message, "min_p", remedy="leave it out")
     if not (penalties.is_neutral or strategy.supports_grammars):
         yield InvalidRequest(

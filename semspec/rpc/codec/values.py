@@ -1,4 +1,4 @@
-"""Values whose form in messages differs from that in dataclasses: enums and pieces; and the checks of all values.
+"""Values with other forms in messages than in dataclasses: enums, pieces and JSON texts; and the checks of all values.
 
 Readers and checks raise InvalidRequest with the path of the invalid field within the value.
 """
