@@ -147,7 +147,7 @@ def create_app(
         app.add_middleware(Authenticated, keys=keys, metrics=metrics)
     app.add_middleware(HttpFraming)
     app.add_middleware(Observed, metrics=metrics)
-    # The outermost, so that a page can read every error and needs no key for its preflight request.
+    # CORS is the outermost middleware: a page can read every error, and its preflight request needs no key.
     if settings.origins:
         app.add_middleware(CORSMiddleware, allow_origins=settings.origins, **CROSS_ORIGIN)
     return app

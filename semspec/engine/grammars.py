@@ -39,7 +39,7 @@ _PRINTABLE_BYTES = {bytes([byte]) for byte in (*b"\n", *range(0x20, 0x7F))}
 """A vocabulary with these tokens can write any JSON, in which all other characters can be escaped."""
 
 INITIAL_MASK_S, TOKEN_MASK_S = 0.5, 0.005
-"""CPU time that a call has for its masks: at its start, and more for each token. All other calls wait meanwhile."""
+"""CPU time that a call may spend on masks: at its start, and for each further token. Other calls wait meanwhile."""
 
 _log = logging.getLogger(__name__)
 

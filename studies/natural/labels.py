@@ -22,6 +22,7 @@ from semspec.clustering.equivalence import (
     in_order_of_appearance,
 )
 from semspec.clustering.results import ResultsEquivalence, result_of
+from semspec.training.evaluation.metrics import Resampling
 from semspec.training.files import StageFolder
 from semspec.types import SegmentEnd
 
@@ -85,17 +86,16 @@ def agreement(samples: Sequence[Record], name: str, place: int, writer: str) -> 
 
 def interval(values: Sequence[tuple[str, float]]) -> str:
     """Return the mean of (question, value) pairs with a 95% bootstrap interval over questions."""
-    sums: dict[str, tuple[float, int]] = {}
-    for question, value in values:
-        total, number = sums.get(question, (0.0, 0))
-        sums[question] = total + value, number + 1
-    if not sums:
+    if not values:
         return "none"
-    totals = np.array([*sums.values()])
-    draws = np.random.default_rng(0).integers(len(totals), size=(NUM_RESAMPLES, len(totals)))
-    means = totals[draws].sum(1)
-    low, high = np.quantile(means[:, 0] / means[:, 1], (0.025, 0.975))
-    mean = totals[:, 0].sum() / totals[:, 1].sum()
+    questions, numbers = (
+        np.array([name for name, _ in values]),
+        np.array([own for _, own in values]),
+    )
+    resampling = Resampling.of(questions, NUM_RESAMPLES)
+    weights = resampling.counts[:, np.searchsorted(resampling.questions, questions)]
+    low, high = np.quantile(weights @ numbers / weights.sum(1), (0.025, 0.975))
+    mean = numbers.mean()
     return f"{mean:.1%} ({low:.1%} to {high:.1%}; {len(values)})"
 
 

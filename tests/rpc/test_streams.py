@@ -1,4 +1,4 @@
-"""Calls that are given up, that nobody reads, and that run while a service shuts down."""
+"""Cancelled calls, callers that do not read, and calls that are running when a service stops."""
 
 import asyncio
 from collections.abc import AsyncGenerator

@@ -143,7 +143,7 @@ def router(responder: Responder, store: Store) -> APIRouter:
 async def owned(id: str, owner: str, store: Store) -> dict[str, str]:
     """The stored fields of this owner's generation.
 
-    Raises: NotFound, also for another owner's generation, and for one that has ended and is not kept; Unavailable.
+    Raises: NotFound when there is no such generation of this owner, or it has ended and is not kept; Unavailable.
     """
     fields = await store.generation(id)
     has_ended = fields["status"] not in ("running", "interrupted")

@@ -28,7 +28,7 @@ class ModelName(Body):
     owned_by: str
     root: str
     strategy: str
-    """Of a request with this name that names no other; empty before the first handshake."""
+    """The strategy of a request that names only this model; empty before the first handshake."""
 
 
 class ModelNames(Body):
