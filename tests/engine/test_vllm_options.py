@@ -1,6 +1,7 @@
 """The engine over vLLM where there is none: what its settings are, and what is refused."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -31,6 +32,7 @@ from semspec_target.settings import TargetSettings
 from tests.helpers.checkpoints import edit_json
 from tests.helpers.processes import left_alive
 
+ROOT = Path(__file__).resolve().parents[2]
 REFUSED = "load_format hf_overrides trust_remote_code speculative_config nnodes".split()
 
 
@@ -40,6 +42,45 @@ def test_missing_vllm_is_refused_with_a_remedy() -> None:
         match=r"^vLLM is not installed; run `make setup TORCH_VARIANT=cuda`, or set the engine to fast",
     ):
         load_engine(ModelSettings(model="any", engine="vllm"), Writer.TARGET)
+
+
+def test_service_refuses_another_vllm_at_its_start_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm/__init__.py").write_text("raise RuntimeError('not to be imported')")
+    (tmp_path / "vllm-0.33.1.dist-info").mkdir()
+    (tmp_path / "vllm-0.33.1.dist-info/METADATA").write_text(
+        "Metadata-Version: 2.1\nName: vllm\nVersion: 0.33.1\n"
+    )
+    service = {
+        "SEMSPEC_TARGET_ENGINE": "vllm",
+        "SEMSPEC_TARGET_MODEL": str(BUNDLED_PAIR / "target"),
+    }
+    paths = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    ended = subprocess.run(
+        [sys.executable, "-m", "semspec_target"],
+        env=os.environ | service | {"PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ended.returncode != 0
+    [line] = ended.stderr.strip().splitlines()
+    remedy = "install vllm==0.32.*, or set the engine to fast or transformers"
+    assert f"vLLM 0.33.1 is not supported; {remedy}" in line
+
+
+@pytest.mark.parametrize(
+    ("path", "pattern"),
+    [
+        ("pyproject.toml", r"\"vllm==([\d.]+)\*\""),
+        ("scripts/vllm-venv", r"^vllm=([\d.]+)$"),
+        ("deploy/vllm.Dockerfile", r"^ARG BASE_IMAGE=.+:v([\d.]+)$"),
+    ],
+)
+def test_supported_version_is_the_one_that_is_installed(path: str, pattern: str) -> None:
+    [found] = re.findall(pattern, (ROOT / path).read_text(), re.MULTILINE)
+    assert found.startswith(options.VLLM_VERSION)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from semspec.engine.settings import ModelSettings, VllmOptions
 
 VLLM_VERSION = "0.32."
-"""The versions that `internals` supports."""
+"""The versions that `internals` supports; a test compares pyproject.toml, the image and the test environment."""
 
 OTHER_ENGINE = "set the engine to fast or transformers"
 
@@ -44,23 +44,20 @@ threads to cores; here, the environment sets the number of threads."""
 
 def check_installed() -> None:
     """Raises: Mismatch when vLLM is not installed, or in another version."""
+    remedy = f"run `make setup TORCH_VARIANT=cuda`, or {OTHER_ENGINE}"
     try:
         found = version("vllm")
-        importlib.import_module("vllm")
-    except (PackageNotFoundError, ImportError) as error:
-        reason = (
-            "is not installed"
-            if isinstance(error, PackageNotFoundError)
-            else f"cannot be imported: {error}"
-        )
-        raise Mismatch(
-            f"vLLM {reason}", remedy=f"run `make setup TORCH_VARIANT=cuda`, or {OTHER_ENGINE}"
-        ) from error
+    except PackageNotFoundError as error:
+        raise Mismatch("vLLM is not installed", remedy=remedy) from error
     if not found.startswith(VLLM_VERSION):
         raise Mismatch(
             f"vLLM {found} is not supported",
             remedy=f"install vllm=={VLLM_VERSION}*, or {OTHER_ENGINE}",
         )
+    try:
+        importlib.import_module("vllm")
+    except ImportError as error:
+        raise Mismatch(f"vLLM cannot be imported: {error}", remedy=remedy) from error
 
 
 def prepare_environment(threads: int, device: str = "auto") -> None:
