@@ -10,7 +10,16 @@ from semspec.engine.torch_engine import TorchEngine
 from semspec.engine.vllm.engine import VllmEngine
 from semspec.engine.vllm.options import CPU_BLOCK_SIZE
 from semspec.errors import ContextTooLong, InvalidRequest
-from semspec.types import Context, Penalties, Piece, SamplingParams, Segmentation, derive_seed
+from semspec.types import (
+    Context,
+    Distribution,
+    Penalties,
+    Piece,
+    Proposal,
+    SamplingParams,
+    Segmentation,
+    derive_seed,
+)
 from tests.grammars.schemas import MANY, grammar_of
 from tests.vllm.support import (
     assert_same_scores,
@@ -176,6 +185,32 @@ async def test_proposals_and_their_verification_are_ours(
         num_accepted += verified.num_accepted
     num_proposed = sum(len(proposal.token_ids) for proposal in proposals)
     assert num_accepted == num_proposed if temperature == 0 else num_accepted > num_proposed / 2
+
+
+async def test_verification_returns_the_state_that_ours_returns(
+    theirs: VllmEngine, ours: TorchEngine
+) -> None:
+    for index, context in enumerate(await contexts(ours, 4)):
+        greedy = params(index, 0.0)
+        drafted = list((await ours.propose(context, (), greedy, 6)).token_ids)
+        drafted[index] = (drafted[index] + 1) % 50  # the first token that is rejected
+        certain = tuple(map(Distribution.certain, drafted))
+        proposal = Proposal(tuple(drafted), certain, context.pieces[0].tokenizer, 0.0)
+        for layer in (0, 20, ours.tokenizer.info.num_layers):
+            found, expected = [
+                await engine.verify_tokens(
+                    context, (), replace(proposal, state_layer=layer), greedy
+                )
+                for engine in (theirs, ours)
+            ]
+            assert replace(found, duration_ms=0, state=b"") == replace(
+                expected, duration_ms=0, state=b""
+            )
+            assert found.num_accepted == index
+            state, reference = (np.frombuffer(one.state, "<f4") for one in (found, expected))
+            np.testing.assert_allclose(state, reference, rtol=1e-3, atol=1e-4)
+            assert len(state) == ours.tokenizer.info.hidden_size
+    assert not (await theirs.verify_tokens(context, (), proposal, greedy)).state
 
 
 async def test_sentence_of_another_writer_goes_on_as_ours(

@@ -59,6 +59,8 @@ class Call:
     """Rows after which it needs the `token_statistics` of the next token."""
     logit_rows = NO_ROWS
     """Rows whose logits it needs."""
+    state_layer: int | None = None
+    """Row of the states, as in `Proposal.state_layer`, that it needs after each of `logit_rows`."""
     sampling: SamplingParams | None = None
     """How its tokens are drawn; None: its sampled token is not used."""
 
@@ -74,6 +76,8 @@ class Call:
         """The first row that is not recorded; rows computed again after a pre-emption are not recorded twice."""
         self.rows: list[Tensor] = []
         """Statistics or logits received so far, in order."""
+        self.states: list[Tensor] = []
+        """States of `state_layer` received so far, in order; each `[num_rows, hidden_size]`."""
         self.results: list[object] = []
         """Results that are not sent yet."""
         self.is_done = False
@@ -218,6 +222,7 @@ class ReadCall(Call):
             self.spans = [Span(range(*pair)) for pair in pairwise(ends)]
         else:
             self.logit_rows = range(self._first - 1, len(prompt))
+            self.state_layer = request.state_layer
 
     def finish(self, states: Sequence[States]) -> None:
         rows, request = torch.cat(self.rows), self._request
@@ -226,7 +231,14 @@ class ReadCall(Call):
                 self.results = [segment_scores(rows.split(list(lengths)), states)]
             case Verify():
                 chosen = verify(rows, request, self._first, self._tokenizer)
-                self.results = [Verified(tuple(chosen))]
+                self.results = [Verified(tuple(chosen), self._states_bytes(len(chosen)))]
+
+    def _states_bytes(self, number: int) -> tuple[bytes, ...]:
+        """Return the first `number` of `states` as `VerifiedTokens.state`; empty without `state_layer`."""
+        if not self.states:
+            return ()
+        rows = torch.cat(self.states)[:number].float().cpu().numpy().astype("<f4")
+        return tuple(row.tobytes() for row in rows)
 
 
 def make_call(

@@ -25,7 +25,7 @@ from semspec.engine.vllm.requests import KEY, REQUEST, result_from_wire
 from semspec.engine.worker import MAX_CALLS
 from semspec.errors import Mismatch, Overloaded, Unavailable
 from semspec.observability import adopt
-from semspec.types import ModelInfo, Writer
+from semspec.types import ModelInfo, States, Writer
 
 if TYPE_CHECKING:
     from semspec.engine.settings import ModelSettings
@@ -154,7 +154,7 @@ class VllmEngine(LocalEngine):
         projection = getattr(request, "projection", "")
         for result in results:
             states = getattr(result, "states", None)
-            if states and states.projection != projection:
+            if isinstance(states, States) and states.projection != projection:
                 self._projections = None
 
     async def _probe(self) -> None:

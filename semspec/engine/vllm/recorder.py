@@ -144,11 +144,16 @@ class Recorder:
                     slots += [span.slot] * len(rows)
             if rows := _overlap(call.scored_rows, new) or _overlap(call.logit_rows, new):
                 wanted.append((call, range(rows.start + shift, rows.stop + shift)))
+        reads = [
+            (call, call.state_layer, rows) for call, rows in wanted if call.state_layer is not None
+        ]
+        if (pooled or reads) and len(states) != self._num_states:
+            raise RuntimeError(
+                f"vLLM returns states of {len(states)} layers instead of {self._num_states}"
+            )
+        for call, layer, rows in reads:
+            call.states.append(states[layer][rows.start : rows.stop].clone())
         if pooled:
-            if len(states) != self._num_states:
-                raise RuntimeError(
-                    f"vLLM returns states of {len(states)} layers instead of {self._num_states}"
-                )
             self._sums.add(states, pooled, slots)
         if wanted:
             self._record_logits(wanted, hidden)
