@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tarfile
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from semspec_bench.gpu import __main__ as gpu
 from semspec_bench.gpu.engines import config_of, memory
 from semspec_bench.gpu.pair import _services, link_pair
 from semspec_bench.gpu.record import Record, bundle, holds, summary
-from semspec_bench.gpu.shapes import PAPER, TINY
+from semspec_bench.gpu.shapes import PAPER, QUARTER_HOUR, TINY
 from semspec_bench.gpu.timing import PeakRates, with_floors
 
 
@@ -44,6 +45,17 @@ def test_light_is_measured_without_vllm_and_the_other_stages_say_what_to_install
     with tarfile.open(tmp_path / "bundle.tar.gz") as tar:
         assert tar.getnames() == ["gpu.json", "summary.txt"]
         assert {(one.uid, one.uname, one.mtime) for one in tar} == {(0, "", 0)}
+
+
+def test_quarter_of_an_hour_has_every_row_of_the_paper_s_sizes_within_its_limits() -> None:
+    limits = {name: limit for name, (_, limit) in gpu.QUARTER_HOUR_STAGES.items()}
+    on_one_gpu = sum(limit for name, limit in limits.items() if name != "tp2")
+    assert limits.keys() == gpu.STAGES.keys() and on_one_gpu <= 60 * gpu.MINUTES["quarter-hour"]
+    for sizes, paper in (
+        (QUARTER_HOUR.target_sizes, PAPER.target_sizes),
+        (QUARTER_HOUR.draft_sizes, PAPER.draft_sizes),
+    ):
+        assert replace(sizes, num_repeats=paper.num_repeats) == paper
 
 
 def test_stage_that_is_killed_at_its_limit_keeps_what_it_found(

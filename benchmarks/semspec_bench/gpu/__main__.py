@@ -1,4 +1,4 @@
-"""python -m semspec_bench.gpu [--output DIR] [--minutes 30]: measures this machine's GPUs.
+"""python -m semspec_bench.gpu [--output DIR] [--scale quarter-hour]: measures this machine's GPUs.
 
 The same command resumes an interrupted run on the same device with the same software. Its last line names a bundle with
 the results, to send.
@@ -29,7 +29,14 @@ from semspec.reporting.files import read_json
 from semspec.stack import BUNDLED_PAIR
 from semspec.stack.parent_death import bound_command
 from semspec_bench.environment import code_digest
-from semspec_bench.gpu.pair import HUB_PAIR, folder_of, link_pair, measure_answers, rows_of
+from semspec_bench.gpu.pair import (
+    HUB_PAIR,
+    SMALL_HUB_PAIR,
+    folder_of,
+    link_pair,
+    measure_answers,
+    rows_of,
+)
 from semspec_bench.gpu.record import Facts, Record, Results, bundle, holds, summary
 from semspec_bench.gpu.shapes import SCALES, Scale
 from semspec_bench.gpu.timing import PeakRates, measure_peak_rates, with_floors
@@ -49,7 +56,13 @@ NUM_FIXED = 4
 STAGES = {"light": (10, 60), "parity": (60, 150), "target": (120, 400), "draft": (60, 150), "tp2": (120, 240),
           "answers": (300, 640), "plain": (90, 160)}  # fmt: skip
 """Seconds that must be left for a stage to begin, and its limit."""
-TINY_S = 5, 600
+QUARTER_HOUR_STAGES = {"light": (10, 20), "parity": (60, 150), "target": (120, 280), "draft": (60, 110),
+                       "answers": (60, 230), "plain": (60, 110), "tp2": (120, 240)}  # fmt: skip
+"""The same in a quarter of an hour, on one GPU; `tp2` only if the others leave time."""
+TINY_STAGES = dict.fromkeys(STAGES, (5, 600))
+STAGES_OF_SCALE = {"paper": STAGES, "quarter-hour": QUARTER_HOUR_STAGES, "tiny": TINY_STAGES}
+MINUTES = {"paper": 30.0, "quarter-hour": 15.0, "tiny": 30.0}
+DEFAULT_PAIRS = {"paper": HUB_PAIR, "quarter-hour": SMALL_HUB_PAIR, "tiny": str(BUNDLED_PAIR)}
 RESULTS = Path(__file__).parents[2] / "results"
 NO_VLLM = "vLLM is not installed where this runs: make setup TORCH_VARIANT=cuda"
 
@@ -210,16 +223,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         or RESULTS / f"gpu-{re.sub(r'[^a-z0-9]+', '-', environment['device'].lower())}"
     )
     folder.mkdir(parents=True, exist_ok=True)
-    chosen.pair = chosen.pair or (HUB_PAIR if chosen.scale == "paper" else str(BUNDLED_PAIR))
+    chosen.pair = chosen.pair or DEFAULT_PAIRS[chosen.scale]
     head = {"command": "make bench-gpu", "scale": chosen.scale, "environment": environment}
-    record = Record(folder, head, chosen.minutes * 60)
+    record = Record(folder, head, 60 * (chosen.minutes or MINUTES[chosen.scale]))
     if (
         record.stages.get("answers", {}).get("facts", {}).get("pair")
         != folder_of(chosen.pair, folder).name
     ):
         record.stages.pop("answers", None)
-    for name, of_paper in STAGES.items():
-        seconds = of_paper if chosen.scale == "paper" else TINY_S
+    for name, seconds in STAGES_OF_SCALE[chosen.scale].items():
         record.stage(name, *seconds, partial(run_stage, name, chosen, folder, record))
     lines = list(summary(record.stages))
     (folder / "summary.txt").write_text("\n".join([*lines, ""]))
@@ -237,15 +249,19 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--minutes",
         type=float,
-        default=30.0,
-        help="time budget; stages that do not fit are left out",
+        help="time budget, by default 30, or 15 for a quarter-hour; stages that do not fit are left out",
     )
     parser.add_argument(
         "--pair",
-        help="its folder, or DRAFT,TARGET; default: the paper's, if the hub's cache has it",
+        help="its folder, or DRAFT,TARGET; default: one of the scale's, if the hub's cache has it",
     )
     parser.add_argument("--data", help="JSONL file of math500, for a machine without the hub")
-    parser.add_argument("--scale", choices=SCALES, default="paper", help="sizes of the models")
+    parser.add_argument(
+        "--scale",
+        choices=SCALES,
+        default="paper",
+        help="the paper's sizes, those timed once and real weights of a small pair, or tiny models",
+    )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--stage", choices=STAGES, help=argparse.SUPPRESS)
     return parser

@@ -23,6 +23,7 @@ from semspec_bench.run import Plan, run_plans
 from semspec_bench.tasks import load_task
 
 HUB_PAIR = ",".join(f"deepseek-ai/{shape.name}" for shape in (PAPER.draft, PAPER.target))
+SMALL_HUB_PAIR = "HuggingFaceTB/SmolLM2-135M-Instruct,Qwen/Qwen2.5-Coder-0.5B-Instruct"
 STRATEGIES = "target", "draft", "token-level", "spec-reason", "semantic"
 """The last one needs probes; a strategy that the pair does not support is skipped, with the reason."""
 CONTEXT, SESSIONS = 4096, 2
@@ -77,6 +78,7 @@ def _services(folder: Path, gpus: Sequence[int]) -> Iterator[tuple[str, str]]:
             yield from (
                 (f"SEMSPEC_{role}_ENGINE", "vllm"),
                 (f"SEMSPEC_{role}_KV_BYTES", str(CPU_KV_BYTES)),
+                (f"SEMSPEC_{role}_MAX_CONTEXT_TOKENS", str(CONTEXT)),
             )
         return
     draft, target = (read_model(str(folder / role)) for role in ROLES)

@@ -1,6 +1,6 @@
-"""Sizes of the paper's models and of what is measured; and tiny ones that run the same code in seconds."""
+"""Sizes of the paper's models and of what is measured; and tiny ones that run the same code in minutes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 ELEMENT_BYTES = 2
 """Weights, keys and values are bf16 throughout."""
@@ -95,6 +95,14 @@ PAPER = Scale(
     copy_bytes=4 << 30,
     matrix_side=8192,
 )
+QUARTER_HOUR = replace(
+    PAPER,
+    draft_sizes=replace(PAPER.draft_sizes, num_repeats=1),
+    target_sizes=replace(PAPER.target_sizes, num_repeats=1),
+    num_problems=8,
+    num_questions=10,
+)
+"""All rows of `PAPER`, each timed once."""
 TINY = Scale(
     draft=Shape("tiny draft", 2, 128, 64, 2, 2, 2048),
     target=Shape("tiny target", 3, 256, 128, 4, 2, 2048),
@@ -107,4 +115,4 @@ TINY = Scale(
     copy_bytes=1 << 20,
     matrix_side=128,
 )
-SCALES = {"paper": PAPER, "tiny": TINY}
+SCALES = {"paper": PAPER, "quarter-hour": QUARTER_HOUR, "tiny": TINY}
