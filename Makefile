@@ -2,7 +2,7 @@ PORT ?= 8080
 PROBLEMS ?= 100
 SEED ?=
 NAMED_PAIR := $(PAIR)
-PAIR ?= r1-1.5b-r1-32b
+PAIR ?= r1-1.5b-r1-14b
 ARGS ?=
 TEST_PROCESSES ?= 2
 export PYTHON TORCH_VARIANT
@@ -88,10 +88,10 @@ bench: setup
 environment:
 	@[ -x $(BIN)/semspec ] || { echo "there is no environment in .venv; make one with: make setup TORCH_VARIANT=cuda" >&2; exit 1; }
 
-## make reproduce    the paper's tables and figures for PAIR=r1-1.5b-r1-32b, from its models on: about 23 days on two GPUs (ARGS=--check)
+## make reproduce    the paper's comparison for PAIR=r1-1.5b-r1-14b, from its models on: about a day on two GPUs (ARGS=--check; docs/benchmarks.md)
 reproduce: environment
 	@$(BIN)/semspec bench reproduce --pair $(PAIR) $(ARGS)
 
-## make bench-gpu    first of all on one or two GPUs: 30 minutes, no weights needed, one file to send (docs/two-gpus.md)
+## make bench-gpu    first of all on one or two GPUs: 30 minutes, no weights needed, one file to send (docs/two-gpus.md; ARGS="--scale quarter-hour")
 bench-gpu: environment
 	$(BIN)/python -m semspec_bench.gpu $(ARGS)

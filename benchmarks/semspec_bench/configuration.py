@@ -1,5 +1,6 @@
 """Configurations to compare: a strategy or a peer's method, its options, and its runner."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
@@ -9,7 +10,7 @@ from semspec.errors import InvalidRequest
 from semspec.types import AcceptanceRule, RetrievalSource, Segmentation
 from semspec_bench.strategies import STRATEGIES
 
-RunnerName = Literal["gateway", "in-process", "transformers", "vllm"]
+RunnerName = Literal["gateway", "in-process", "transformers", "vllm", "server"]
 
 PEER_METHODS: Mapping[RunnerName, tuple[str, ...]] = {
     "transformers": ("target", "assisted", "lookup"),
@@ -54,7 +55,7 @@ class Configuration:
     label: str
     runner: RunnerName
     method: str
-    """A strategy, or one of the peer's methods."""
+    """A strategy, one of the peer's methods, or a server's name."""
     knobs: Mapping[str, Any]
     """The options in the label; all others have the pair's or the peer's defaults."""
 
@@ -85,6 +86,10 @@ def parse(text: str) -> Configuration:
     runner, _, method = head.rpartition("/")
     _check(text, "runner", runner or "gateway", get_args(RunnerName))
     name = cast(RunnerName, runner or "gateway")
+    if name == "server":
+        if items or not re.fullmatch(r"[\w.-]+", method):
+            raise InvalidRequest(f"{text}: a server has no knobs", remedy="name it server/NAME")
+        return Configuration(text.strip(), name, method, {})
     _check(text, "strategy" if name not in PEER_METHODS else "method", method, _methods(name))
     usual = {**_KNOBS, **_OPERATORS} if name == "in-process" else _KNOBS
     knobs = dict(

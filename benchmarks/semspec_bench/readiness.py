@@ -34,6 +34,9 @@ TRACE_S = 360.0
 paper's pairs in our engine with a worker on each GPU of 80 GB: docs/probes.md."""
 ALTERNATIVES_S = 3.35
 """Seconds in which a worker writes one alternative of each model for a context of paragraphs, four at a time."""
+SERVED_TRACE_S, SERVED_ALTERNATIVES_S = 72.0, 0.342
+"""The same with vLLM on a GPU of its own, which writes, and one worker, which reads: 20 and 19 h for 1,000 questions
+with 10 contexts of 20 alternatives."""
 CLUSTERS_S = 1.5
 """Seconds in which a worker clusters the alternatives of a context."""
 FIT_S = 0.12
@@ -56,6 +59,10 @@ class Requirements:
     devices: Sequence[str] = ()
     """Devices that the settings of the services and of the training name."""
     is_over_vllm: bool = False
+    others: Sequence[str] = ()
+    """Models that servers of other engines load."""
+    relative_cost: float | None = None
+    """See `PairConfig.relative_cost`."""
 
     @property
     def num_gpus(self) -> int:
@@ -105,7 +112,7 @@ def check(requirements: Requirements, reporter: Reporter) -> Readiness:
     for checks in (
         _engines(requirements),
         _devices(requirements),
-        _models(requirements.pipeline, models),
+        _models(requirements, models),
         _tasks(requirements, found.tasks),
         _resources(requirements, models, found.work),
     ):
@@ -146,11 +153,13 @@ def _devices(requirements: Requirements) -> Iterator[Check]:
         )
 
 
-def _models(config: PipelineConfig, found: dict[str, Checkpoint]) -> Iterator[Check]:
+def _models(requirements: Requirements, found: dict[str, Checkpoint]) -> Iterator[Check]:
+    config = requirements.pipeline
     named = {"draft": config.draft, "target": config.target}
     models = {f"{role} model": (model.model, model.revision) for role, model in named.items()}
     if isinstance(config.equivalence, EntailmentConfig | LanguageModelConfig):
         models["equivalence model"] = (config.equivalence.model, config.equivalence.revision)
+    models |= {f"server's {model}": (model, None) for model in requirements.others}
     for name, (model, revision) in models.items():
         try:
             found[name] = look_up(model, revision)
@@ -194,11 +203,8 @@ def _resources(
         except InvalidRequest as error:
             yield fail("training", error.message, error.remedy)
             return
-        work.append(
-            _training(
-                config, len(questions), max(1, torch.cuda.device_count() or requirements.num_gpus)
-            )
-        )
+        num_gpus = torch.cuda.device_count() or requirements.num_gpus
+        work.append(training_work(config, len(questions), num_gpus, requirements.relative_cost))
         yield ok("training", f"{config.name}: {len(questions)} questions")
     if not {"draft model", "target model"} <= models.keys():
         return  # already reported
@@ -211,14 +217,22 @@ def _resources(
     yield _memory(sum(models[f"{role} model"].weight_bytes for role in ("draft", "target")))
 
 
-def _training(config: PipelineConfig, num_questions: int, num_workers: int) -> Work:
-    """Estimate all stages of a training; `num_workers` share those before the fit."""
+def training_work(
+    config: PipelineConfig, num_questions: int, num_gpus: int, relative_cost: float | None
+) -> Work:
+    """Estimate all stages of a training. A worker on each GPU shares those before the fit; servers take the first."""
+    is_served = config.target.sampler.backend != "engine"
+    num_workers = max(1, num_gpus - is_served)
+    trace, alternatives = (
+        (SERVED_TRACE_S, SERVED_ALTERNATIVES_S) if is_served else (TRACE_S, ALTERNATIVES_S)
+    )
     num_contexts = num_questions * (config.contexts.per_question or config.contexts.max_segments)
     seconds = None
-    if paper_pair_of([config.draft.model, config.target.model]):
+    is_published = paper_pair_of([config.draft.model, config.target.model]) is not None
+    if cost := relative_cost or float(is_published):
         share = SENTENCE_SHARE if config.segmentation is Segmentation.SENTENCE else 1
-        traces_s = 0 if config.contexts.traces == "data" else TRACE_S * num_questions
-        context_s = ALTERNATIVES_S * share * config.samples.num_samples + CLUSTERS_S
+        traces_s = 0 if config.contexts.traces == "data" else cost * trace * num_questions
+        context_s = cost * alternatives * share * config.samples.num_samples + CLUSTERS_S
         seconds = (traces_s + context_s * num_contexts) / num_workers + FIT_S * num_contexts
     amount = f"{num_contexts} contexts of {num_questions} questions, workers: {num_workers}"
     return Work(f"training {config.name}", amount, seconds, num_contexts * _row_bytes(config))

@@ -1,8 +1,9 @@
 """The paper's comparison for one pair, in one command: checks, models, probes, benchmarks, report.
 
-A YAML file describes it (`PairConfig`); `pairs/` has those of the paper's pairs. All files are in one folder:
-`training/` (configurations and stages of `semspec train run`), `pairs/` (links to the models, and the probes with their
-report), `runs/` (a folder of `semspec bench run` for each) and `report/`. The same command resumes an interrupted one.
+A YAML file describes it (`PairConfig`); `pairs/` has those of the paper's pairs and of one that takes a day. All files
+are in one folder: `training/` (configurations and stages of `semspec train run`), `pairs/` (links to the models, and
+the probes with their report), `runs/` (a folder of `semspec bench run` for each) and `report/`. The same command
+resumes an interrupted one.
 """
 
 import argparse
@@ -12,10 +13,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import yaml
@@ -33,14 +35,17 @@ from semspec.training.config import Part, PipelineConfig, read_config, read_yaml
 from semspec_bench.configuration import parse
 from semspec_bench.environment import answer_tokens
 from semspec_bench.readiness import Requirements, Work, check
-from semspec_bench.report.paper import expected_seconds
+from semspec_bench.report.paper import TRANSFORMERS, expected_seconds, paper_pair_of
 from semspec_bench.run import Plan, is_complete, run_plans
 from semspec_bench.runners.protocol import RunnerError
+from semspec_bench.samplers import sampler, sampling_servers, server_command
 from semspec_bench.summary import load_run
 from semspec_bench.tasks import Task
 
 PAIRS = Path(__file__).parent / "pairs"
 MAIN = "main"
+PAIR_OF_COST = "R1-32B"
+"""The paper's pair whose times `PairConfig.relative_cost` is relative to."""
 FIT_SETTINGS = {"probes", "report", "likelihood"}
 """Settings of the training that its samples do not depend on."""
 
@@ -58,10 +63,24 @@ class RunConfig(Part):
     )
     samples: int = Field(1, ge=1, description="answers to each question")
     limit: int | None = Field(None, ge=1, description="the first questions only")
+    engine: Literal["transformers"] | None = Field(
+        None, description="engine of draft and target instead of the pair's"
+    )
 
     @property
     def name(self) -> str:
-        return self.task if self.probes == MAIN else f"{self.task}-{self.probes}"
+        parts = (self.task, None if self.probes == MAIN else self.probes, self.engine)
+        return "-".join(filter(None, parts))
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Settings of the services that are this run's own."""
+        if self.engine is None:
+            return {}
+        roles = [f"SEMSPEC_{role.upper()}" for role in ROLES]
+        return {f"{role}_ENGINE": self.engine for role in roles} | {
+            f"{role}_VLLM_OPTIONS": "{}" for role in roles
+        }
 
 
 class PairConfig(Part):
@@ -78,6 +97,21 @@ class PairConfig(Part):
     )
     max_tokens: int | None = Field(
         None, ge=1, description="budget of an answer; unset: as published"
+    )
+    samplers: dict[Literal["draft", "target"], str] = Field(
+        {}, description="role -> options of vLLM's server that writes the samples of the trainings"
+    )
+    servers: dict[str, str] = Field(
+        {},
+        description="NAME of the label server/NAME -> shell command of an OpenAI-compatible server "
+        "with {port}, {vllm} (vLLM's command for the target alone) and {draft} (its folder)",
+    )
+    models: tuple[str, ...] = Field((), description="hub ids that the servers load besides")
+    relative_cost: float | None = Field(
+        None,
+        gt=0,
+        description="for --check: the target's weights divided by those of R1-Distill-Qwen-32B, "
+        "whose published times count in proportion; unset: the pair's own",
     )
 
     @model_validator(mode="after")
@@ -98,6 +132,11 @@ class PairConfig(Part):
                 raise ValueError(
                     f"runs: {run.name} begins with {first.label}; name the target alone first"
                 )
+            named = {
+                label.removeprefix("server/") for label in run.strategies if "server/" in label
+            }
+            if unknown := named - set(self.servers):
+                raise ValueError(f"servers: {', '.join(sorted(unknown))} not defined; add them")
         return self
 
 
@@ -194,6 +233,9 @@ class Reproduction:
             settings[key] = (
                 {**known, **value} if isinstance(value, dict) and isinstance(known, dict) else value
             )
+        for role in self.config.samplers:
+            model = settings[role]["model"]
+            settings[role] = {**settings[role], "sampler": sampler(role, model)}
         return settings | {"name": self.pair(name).name, "output": str(self.pair(name) / "probes")}
 
     def check(self) -> Sequence[Task]:
@@ -207,7 +249,9 @@ class Reproduction:
         missing = [self.pipelines[name] for name in sampled]
         tasks_wanted = [(run.task, run.data) for run in self.config.runs]
         services = self.config.environment | os.environ
-        is_over_vllm = "vllm" in (services.get(f"SEMSPEC_{role.upper()}_ENGINE") for role in ROLES)
+        engines = [services.get(f"SEMSPEC_{role.upper()}_ENGINE") for role in ROLES]
+        commands = " ".join(self.config.servers.values())
+        is_over_vllm = bool("vllm" in engines or self.config.samplers or "{vllm}" in commands)
         requirements = Requirements(
             self.pipelines[MAIN],
             missing,
@@ -215,6 +259,8 @@ class Reproduction:
             self.output,
             [*self._devices(services)],
             is_over_vllm,
+            self.config.models,
+            self.config.relative_cost,
         )
         found = check(requirements, self.reporter)
         tasks = [
@@ -261,18 +307,27 @@ class Reproduction:
         return replace(task, questions=task.questions[: min(limits)]) if limits else task
 
     def _answers(self, tasks: Sequence[Task]) -> Iterator[Work]:
-        """Yield the work of each run, at the paper's latencies if it measured the pair."""
+        """Yield the work of each run, at the paper's latencies if they are known. A server counts as the target."""
         models = [self.pipelines[MAIN].draft.model, self.pipelines[MAIN].target.model]
+        cost = self.config.relative_cost
+        pair = PAIR_OF_COST if cost else paper_pair_of(models)
         for run, task in zip(self.config.runs, tasks, strict=True):
             num_answers = len(task.questions) * run.samples
-            seconds = expected_seconds(
-                models, run.task, [parse(label).method for label in run.strategies]
-            )
+            configurations = [parse(label) for label in run.strategies]
+            methods = [
+                "target" if configuration.runner == "server" else configuration.method
+                for configuration in configurations
+            ]
+            name = f"{pair}{TRANSFORMERS}" if run.engine and pair else pair
+            seconds = expected_seconds(name, run.task, methods, cost or 1)
             amount = f"{num_answers} answers from each of {len(run.strategies)} strategies"
             if seconds is None:
                 yield Work(run.name, amount, None)
             else:
-                yield Work(run.name, f"{amount} at the paper's latencies", seconds * num_answers)
+                latencies = "the paper's latencies"
+                if cost:
+                    latencies += f", the target's times {cost:g}"
+                yield Work(run.name, f"{amount} at {latencies}", seconds * num_answers)
 
     def link_models(self, name: str) -> None:
         """Download the pair's models, and link them in its folder."""
@@ -283,6 +338,8 @@ class Reproduction:
             link.parent.mkdir(parents=True, exist_ok=True)
             link.unlink(missing_ok=True)
             link.symlink_to(local.resolve(), target_is_directory=True)
+        for other in self.config.models:
+            fetch(other, None, self.reporter.say)
 
     def _is_trained(self, name: str) -> bool:
         return (self.pair(name) / "report" / "report.json").is_file()
@@ -306,6 +363,20 @@ class Reproduction:
             device for device in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if device
         ]
         devices = devices or [str(index) for index in range(torch.cuda.device_count())] or [""]
+        commands: dict[str, list[str]] = {
+            role: server_command(role, self.pipelines[name], more)
+            for role, more in self.config.samplers.items()
+        }
+        workers = devices[1:] if commands and len(devices) > 1 else devices
+        with sampling_servers(commands, devices[0], path.parent):
+            self._run_training(work, options, workers)
+        kept = self.pair(name) / "report"
+        shutil.copytree(
+            work / "report", partial := kept.with_suffix(".partial"), dirs_exist_ok=True
+        )
+        partial.rename(kept)
+
+    def _run_training(self, work: Path, options: Sequence[str], devices: Sequence[str]) -> None:
         if not (work / "samples").exists():
             _train([["estimate", *options]], devices[:1])
         if len(devices) > 1:
@@ -315,23 +386,18 @@ class Reproduction:
             ]
             _train(shards, devices)
         _train([["run", *options]], devices[:1])
-        kept = self.pair(name) / "report"
-        shutil.copytree(
-            work / "report", partial := kept.with_suffix(".partial"), dirs_exist_ok=True
-        )
-        partial.rename(kept)
 
     def measure(self, tasks: Sequence[Task]) -> None:
-        """Perform the runs; those with the same probes share a stack. Raises: RunnerError, StackError."""
-        plans = [
-            (self._folder(run), self._plan(run, task))
-            for run, task in zip(self.config.runs, tasks, strict=True)
-        ]
-        missing = [(folder, plan) for folder, plan in plans if not is_complete(folder, plan)]
-        for pair in sorted({plan.pair for _, plan in missing}):
-            run_plans(
-                {folder: plan for folder, plan in missing if plan.pair == pair}, self.reporter
-            )
+        """Perform the runs; those with the same probes and engine share a stack. Raises: RunnerError, StackError."""
+        stacks: dict[tuple[str, str], dict[Path, Plan]] = {}
+        for run, task in zip(self.config.runs, tasks, strict=True):
+            folder, plan = self._folder(run), self._plan(run, task)
+            if not is_complete(folder, plan):
+                stacks.setdefault((run.engine or "", run.probes), {})[folder] = plan
+        environments = {run.engine or "": run.environment for run in self.config.runs}
+        for (engine, _), plans in sorted(stacks.items(), key=lambda item: item[0]):
+            with _environment(environments[engine]):
+                run_plans(plans, self.reporter)
 
     def _folder(self, run: RunConfig) -> Path:
         return self.output / "runs" / run.name
@@ -349,6 +415,7 @@ class Reproduction:
             task.top_p,
             max_tokens,
             samples=run.samples,
+            servers=self.config.servers,
         )
 
     def report(self) -> None:
@@ -360,6 +427,18 @@ class Reproduction:
             runs, self.output / "report", probes=self.pair(MAIN) / "report" / "report.json"
         )
         self.reporter.say(f"{self.output}/report/report.html")
+
+
+@contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables within the block, which may not set others."""
+    before = dict(os.environ)
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def _with_sums(work: Sequence[Work]) -> Iterator[str]:

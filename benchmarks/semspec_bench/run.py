@@ -3,10 +3,11 @@
 import asyncio
 import hashlib
 import json
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -51,6 +52,8 @@ class Plan:
     """Base URL of a running gateway; None starts one with `pair`."""
     vllm: Path | None = None
     """Interpreter of an environment with vLLM, for its configurations."""
+    servers: Mapping[str, str] = field(default_factory=dict)
+    """Shell commands of the servers that configurations `server/NAME` ask."""
     num_sessions: int = 1
     """Questions asked at the same time. Above 1, a run measures quality only."""
 
@@ -96,6 +99,13 @@ def _runner(name: RunnerName, plan: Plan) -> AbstractAsyncContextManager[Runner]
             return open_in_process(plan.pair)
         case "transformers":
             return open_transformers(plan.pair)
+        case "server":
+            if not plan.servers:
+                raise InvalidRequest(
+                    "server/NAME needs a command",
+                    remedy="write it under `servers` of a pair's file for `semspec bench reproduce`",
+                )
+            return open_vllm(plan.pair, Path(sys.executable), plan.servers)
         case "vllm":
             if plan.vllm is None:
                 raise InvalidRequest(
@@ -122,11 +132,23 @@ def run_plans(plans: Mapping[Path, Plan], reporter: Reporter) -> None:
     ]
 
     async def run_all() -> None:
-        async with open_runners(replace(first, configurations=configurations)) as runners:
-            for comparison in comparisons:
-                await comparison.run(runners)
+        for sitting in _sittings(configurations):
+            async with open_runners(replace(first, configurations=sitting)) as runners:
+                for comparison in comparisons:
+                    await comparison.run(runners, sitting)
 
     asyncio.run(run_all())
+
+
+def _sittings(configurations: Sequence[Configuration]) -> list[list[Configuration]]:
+    """Group configurations that run at the same time: all but `server/NAME`, which each take the whole machine."""
+    shared = [configuration for configuration in configurations if configuration.runner != "server"]
+    servers = {
+        configuration.label: [configuration]
+        for configuration in configurations
+        if configuration.runner == "server"
+    }
+    return [sitting for sitting in (shared, *servers.values()) if sitting]
 
 
 Turn = tuple[int, Question, Configuration]
@@ -142,26 +164,34 @@ class Comparison:
         self._not_applicable: dict[str, str] = {}
         claim(folder, plan)
 
-    async def run(self, runners: Runners) -> None:
-        """Answer all questions. Raises: RunnerError, StackError; finished records are kept."""
-        applicable = await self._warm_up(runners)
+    async def run(self, runners: Runners, sitting: Sequence[Configuration]) -> None:
+        """Answer all questions by the plan's configurations in `sitting`.
+
+        Raises: RunnerError, StackError; finished records are kept.
+        """
+        configurations = [
+            configuration for configuration in self._plan.configurations if configuration in sitting
+        ]
+        applicable = await self._warm_up(runners, configurations)
         try:
             await self._ask_all(runners, applicable)
         finally:
             self._write_facts(runners)
 
-    async def _warm_up(self, runners: Runners) -> list[Configuration]:
+    async def _warm_up(
+        self, runners: Runners, configurations: Sequence[Configuration]
+    ) -> list[Configuration]:
         """Answer once untimed by each configuration; those the pair does not support are excluded, with the reason."""
-        question, applicable = self._plan.task.questions[-1], []
-        for configuration in self._plan.configurations:
+        question, applicable = self._plan.task.questions[-1], list[Configuration]()
+        for configuration in configurations:
             try:
                 await runners[configuration.runner].ask(self._request(question, configuration, 0))
                 applicable.append(configuration)
             except NotApplicable as error:
                 self._not_applicable[configuration.label] = str(error)
                 self._reporter.say(f"{configuration.label}: not applicable: {error}")
-        if self._plan.configurations[0] not in applicable:
-            label = self._plan.configurations[0].label
+        label = self._plan.configurations[0].label
+        if label in self._not_applicable:
             raise RunnerError(f"{label} is the baseline, but {self._not_applicable[label]}")
         return applicable
 
@@ -210,7 +240,8 @@ class Comparison:
             role: pid for runner in runners.values() for role, pid in runner.processes().items()
         }
         facts = read_json(self._folder / "run.json")
-        facts["environment"]["memory_bytes"] = memory_bytes(processes)
+        memory = facts["environment"].setdefault("memory_bytes", {})
+        memory |= memory_bytes(processes)
         facts["not_applicable"] |= self._not_applicable
         write_json(self._folder / "run.json", facts)
 

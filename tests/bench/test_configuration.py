@@ -51,6 +51,14 @@ def test_options_of_retrieval_have_knobs() -> None:
     assert options.retrieval == RetrievalOptions("datastore")
 
 
+def test_server_is_named_by_its_label_without_knobs() -> None:
+    configuration = parse("server/tensor-parallel-2")
+    assert (configuration.runner, configuration.method) == ("server", "tensor-parallel-2")
+    for label in ("server/", "server/a b", "server/r2r:tokens=3"):
+        with pytest.raises(InvalidRequest, match="a server has no knobs; name it server/NAME"):
+            parse(label)
+
+
 def test_paper_rule_replaces_the_pairs_threshold() -> None:
     options, _ = read_options(DEFAULTS, parse("semantic:rule=sample"))
     assert options.acceptance.rule == "sample"

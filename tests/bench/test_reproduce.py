@@ -1,6 +1,7 @@
 """Checks of a reproduction before it begins: what it refuses, with the remedy, and how much it has to do."""
 
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -10,9 +11,15 @@ import pytest
 import torch
 
 from semspec.reporting.progress import Reporter
-from semspec.training.config import read_config, read_yaml
+from semspec.stack.listening import free_port
+from semspec.training.config import ServerSampler, read_config, read_yaml
+from semspec_bench import samplers
 from semspec_bench.cli import main
-from semspec_bench.reproduce import PAIRS, PairConfig, Reproduction
+from semspec_bench.readiness import training_work
+from semspec_bench.reproduce import PAIRS, PairConfig, Reproduction, _with_sums
+from semspec_bench.runners.protocol import RunnerError
+from semspec_bench.samplers import server_command
+from semspec_bench.tasks import Question, Task
 from tests.bench.tiny_pair import (
     DRAFT,
     METHODS,
@@ -47,6 +54,16 @@ def hub(models: dict[str, Path | None], monkeypatch: pytest.MonkeyPatch) -> Iter
         yield endpoint
 
 
+def reproduction(path: Path, output: Path) -> Reproduction:
+    config = read_config(path, PairConfig)
+    training = read_yaml(path.parent / config.training)
+    return Reproduction(config, training, output, None, Reporter(quiet=True))
+
+
+def is_right(reference: str, text: str) -> bool:
+    return reference == text
+
+
 def refused(path: Path, output: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
     """The lines that the command says before it refuses; nothing is made."""
     with pytest.raises(SystemExit) as ended:
@@ -77,6 +94,10 @@ def refused(path: Path, output: Path, capsys: pytest.CaptureFixture[str]) -> lis
             "training.yaml with probes.main: samples.num_samples",
         ),
         ({"training": "elsewhere.yaml"}, "cannot read"),
+        (
+            {"runs": [{"task": "math500", "strategies": ["target", "server/other"]}]},
+            "servers: other not defined",
+        ),
         ({"gpus": 2}, "gpus: no such setting"),
     ],
 )
@@ -197,6 +218,73 @@ def test_check_sums_hours_and_disk_of_all_stages(
     assert total.endswith(words)
 
 
+def test_check_of_the_default_pair_is_a_day_by_hand(tmp_path: Path) -> None:
+    made = reproduction(PAIRS / "r1-1.5b-r1-14b.yaml", tmp_path)
+    work = [training_work(made.pipelines["main"], 300, 2, made.config.relative_cost)]
+    sizes = {"math500": 100, "aime24": 30}
+    tasks = [
+        Task(run.task, [Question(str(n), (), "") for n in range(sizes[run.task])], is_right)
+        for run in made.config.runs
+    ]
+    work += made._answers(tasks)
+
+    # With vLLM, for 32B: 20 h for 1,000 traces, 19 h for 200,000 alternatives; 1.5 s for the clusters of a context.
+    traces_s, alternatives_s = 300 * 72 * 0.451, 1200 * 20 * 0.342 * 0.451
+    fit_s = 1200 * (1.5 + 0.12)
+    # Table 4: target and four servers, draft, token-level, semantic twice.
+    math_s = 100 * (5 * 0.451 * 89.91 + 12.7 + 59.32 + 2 * 35.47)
+    aime_s = 30 * (5 * 0.451 * 214.76 + 29.45 + 191.45 + 2 * 86.75)
+    assert [stage.seconds for stage in work] == pytest.approx(
+        [traces_s + alternatives_s + fit_s, math_s, aime_s]
+    )
+    hours = sum(stage.seconds or 0 for stage in work) / 3600
+    assert 20 < hours < 24
+    *_, total = _with_sums(work)
+    assert total.startswith(f"in all about {hours:.1f} h")
+
+
+def test_samples_are_written_by_the_servers_of_the_pair(tmp_path: Path) -> None:
+    made = reproduction(PAIRS / "r1-1.5b-r1-14b.yaml", tmp_path)
+    config, target = made.pipelines["main"], "deepseek-ai/DeepSeek-R1-Distill-Qwen-14B"
+    assert isinstance(config.target.sampler, ServerSampler)
+    assert config.target.sampler.model == config.target.model == target
+    command = server_command("target", config, made.config.samplers["target"])
+    assert command[command.index("serve") + 1] == target
+    assert command[command.index("--max-model-len") + 1] == "16896"
+    assert f"http://127.0.0.1:{command[command.index('--port') + 1]}/v1" == (
+        config.target.sampler.base_url
+    )
+    assert command[-2:] == ["--gpu-memory-utilization", "0.86"]
+
+
+HEALTHY = """
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
+def test_sampling_servers_end_with_their_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(samplers, "PORTS", {"target": (port := free_port("127.0.0.1", 0))})
+    command = [sys.executable, "-c", HEALTHY, str(port)]
+    with samplers.sampling_servers({"target": command}, "", tmp_path):
+        assert samplers._is_healthy(port)
+    assert not samplers._is_healthy(port)
+    broken = {"target": [sys.executable, "-c", "raise SystemExit('no GPU')"]}
+    with (
+        pytest.raises(RunnerError, match=r"samples from the target ended; see .*sampler-target"),
+        samplers.sampling_servers(broken, "", tmp_path),
+    ):
+        pass
+    assert "no GPU" in (tmp_path / "sampler-target.log").read_text()
+
+
 def states_size(hub: Path, model: str) -> int:
     """Return how many numbers the states of a segment have: those of the embedding and of each layer."""
     facts = json.loads((snapshot_of(hub, model) / "config.json").read_text())
@@ -218,12 +306,10 @@ def snapshot_of(hub: Path, model: str) -> Path:
     return hub / f"models--{model.replace('/', '--')}" / "snapshots" / REVISION
 
 
-@pytest.mark.parametrize("path", sorted(PAIRS.glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(PAIRS.glob("*-32b.yaml")), ids=lambda path: path.stem)
 def test_pair_of_the_paper_is_valid_and_has_its_four_tasks(path: Path, tmp_path: Path) -> None:
-    config = read_config(path, PairConfig)
-    made = Reproduction(
-        config, read_yaml(path.parent / config.training), tmp_path, None, Reporter(quiet=True)
-    )
+    made = reproduction(path, tmp_path)
+    config = made.config
     assert {run.task for run in config.runs} >= {"math500", "aime24", "amc23", "gpqa-diamond"}
     recipes = {name: made.pipelines[f"paper-{name}"].probes for name in ("math", "science")}
     assert all(

@@ -16,7 +16,7 @@ from semspec_bench import run as run_module
 from semspec_bench.cli import main
 from semspec_bench.configuration import parse
 from semspec_bench.record import read_records
-from semspec_bench.run import Comparison, Plan, default_folder, open_runners
+from semspec_bench.run import Comparison, Plan, _sittings, default_folder, open_runners
 from semspec_bench.runners.protocol import RunnerError
 from semspec_bench.summary import load_run
 from semspec_bench.tasks import load_task
@@ -35,7 +35,7 @@ def carry_out(made: Plan, folder: Path) -> None:
     async def run() -> None:
         runner = Comparison(made, folder, Reporter(quiet=True))
         async with open_runners(made) as runners:
-            await runner.run(runners)
+            await runner.run(runners, made.configurations)
 
     asyncio.run(run())
 
@@ -67,6 +67,16 @@ def test_record_holds_the_trace_and_its_sums(tmp_path: Path) -> None:
     run = load_run(tmp_path)
     assert run.environment["memory_bytes"]["in-process"]["resident"] > 50_000_000
     assert [row.label for row in run.rows] == list(LABELS)
+
+
+def test_servers_run_one_after_another_after_all_others() -> None:
+    labels = ["target", "server/one", "semantic", "server/two", "server/one"]
+    sittings = _sittings([parse(label) for label in labels])
+    assert [[configuration.label for configuration in sitting] for sitting in sittings] == [
+        ["target", "semantic"],
+        ["server/one"],
+        ["server/two"],
+    ]
 
 
 def test_configurations_may_be_added_to_a_run(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The runner through vLLM, with a small program in the place of its interpreter and server."""
 
 import json
+import shlex
 import signal
 import subprocess
 import sys
@@ -102,6 +103,33 @@ def test_command_follows_the_model_and_the_device(tmp_path: Path) -> None:
     assert int(option(on_cpu, "--kv-cache-memory-bytes")) == 2 * 4096 * 36 * 2 * 128 * 4
     on_gpu = VllmServers(BUNDLED_PAIR, python, True, tmp_path).command(parse("vllm/target"), 4711)
     assert option(on_gpu, "--dtype") == "bfloat16"
+
+
+def test_command_of_a_server_extends_that_of_vllm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SEMSPEC_TARGET_MAX_CONTEXT_TOKENS", "1024")
+    servers = {"two": '{vllm} -tp 2 --speculative-config \'{"model": "{draft}"}\' --port {port}'}
+    site = VllmServers(BUNDLED_PAIR, Path("/vllm/bin/python"), True, tmp_path, servers)
+    plain, [shell, flag, command] = (
+        site.command(parse(label), 4711) for label in ("vllm/target", "server/two")
+    )
+    assert (shell, flag) == ("/bin/sh", "-c") and option(plain, "--max-model-len") == "1024"
+    speculation = json.dumps({"model": str(BUNDLED_PAIR / "draft")})
+    more = ["-tp", "2", "--speculative-config", speculation, "--port", "4711"]
+    assert shlex.split(command) == plain + more
+
+
+async def test_server_of_a_pair_file_answers_and_one_that_cannot_start_is_not_applicable(
+    tmp_path: Path,
+) -> None:
+    other = stand_in(tmp_path)
+    servers = {"other": f"exec {other} --port {{port}}", "absent": 'cd "${NOWHERE:?set NOWHERE}"'}
+    async with open_vllm(BUNDLED_PAIR, Path(sys.executable), servers) as runner:
+        outcome = await runner.ask(asked("server/other"))
+        assert json.loads(outcome.text)["messages"][0]["content"] == "How many pens?"
+        with pytest.raises(NotApplicable, match="set NOWHERE"):
+            await runner.ask(asked("server/absent"))
 
 
 def test_written_tokenizer_reads_as_ours_where_the_checkpoint_itself_does_not(

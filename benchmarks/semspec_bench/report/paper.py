@@ -16,6 +16,8 @@ TASKS: Mapping[str, str] = {
     "gpqa-diamond": "GPQA-Diamond",
 }
 """Task -> its name in the paper."""
+TRANSFORMERS = ", Hugging Face"
+"""Ends the names of pairs that the paper measured with transformers instead of SGLang."""
 TARGETS: Mapping[str, str] = {"DeepSeek-R1-Distill-Qwen-32B": "R1-32B", "QwQ-32B": "QwQ-32B"}
 """Target model -> the pair's short name here."""
 DRAFT = "-1.5B"
@@ -65,10 +67,16 @@ def paper_pair_of(names: Sequence[str]) -> str | None:
     )
 
 
-def expected_seconds(models: Sequence[str], task: str, methods: Sequence[str]) -> float | None:
-    """Add up the paper's latencies of one question answered by each of `methods`; methods without a row count as
-    SemanticSpec. Return None if the paper has no results for these models or this task."""
-    published = {row.label: row.cells for row in RESULTS if row.pair == paper_pair_of(models)}
-    if not published or task not in TASKS:
+def expected_seconds(
+    pair: str | None, task: str, methods: Sequence[str], cost: float = 1
+) -> float | None:
+    """Add up the paper's latencies of one question answered by each of `methods`, the target's times `cost`; methods
+    without a row count as SemanticSpec. Return None if the paper has no results for the pair and the task."""
+    published = {row.label: row.cells for row in RESULTS if row.pair == pair and task in row.cells}
+    if not published:
         return None
-    return sum(published.get(method, published["semantic"])[task].latency_s for method in methods)
+    return sum(
+        published.get(method, published["semantic"])[task].latency_s
+        * (cost if method == "target" else 1)
+        for method in methods
+    )

@@ -1,20 +1,23 @@
-"""Runner of vLLM's OpenAI server in a separate environment: the target alone, with a draft model, or with n-grams."""
+"""Runner of OpenAI servers: vLLM in a separate environment, with the target alone, with a draft model, or with n-grams;
+and servers that a pair's file gives the commands of."""
 
 import asyncio
 import contextlib
 import json
 import os
 import re
+import shlex
 import tempfile
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import httpx
 import psutil
+import torch
 from transformers import AutoConfig
 
 from semspec.engine.architecture import context_window
@@ -22,7 +25,7 @@ from semspec.engine.checkpoint import load_tokenizer
 from semspec.engine.vllm.options import token_bytes
 from semspec.stack.child import Child, StackError
 from semspec.stack.listening import free_port
-from semspec_bench.configuration import Configuration
+from semspec_bench.configuration import Configuration, parse
 from semspec_bench.runners.protocol import Ask, NotApplicable, Outcome, RunnerError
 
 MODEL = "pair"
@@ -34,6 +37,8 @@ POLL_S = 0.2
 NUM_SPECULATIVE_TOKENS = 4
 NUM_CACHED_WINDOWS = 2
 """Size of the KV cache in full contexts; by default vLLM's first server would take nearly all GPU memory."""
+WINDOW_SETTING = "SEMSPEC_TARGET_MAX_CONTEXT_TOKENS"
+"""Limit of the target's window, for our service and for vLLM's server."""
 
 _FACTS = "from importlib.metadata import version; version('vllm'); import torch; print(int(torch.cuda.is_available()))"
 _ERROR = re.compile(r"^(?:.*\bERROR\b.*?\] )?([\w.]*(?:Error|Exception): .*)$", re.MULTILINE)
@@ -51,6 +56,8 @@ class VllmServers:
     has_gpu: bool
     folder: Path
     """Folder of the logs and the tokenizer."""
+    servers: Mapping[str, str] = field(default_factory=dict)
+    """Shell commands by name, with {vllm}, vLLM's command for the target alone, {draft}, its folder, and {port}."""
 
     @property
     def tokenizer(self) -> Path:
@@ -58,8 +65,12 @@ class VllmServers:
 
     def command(self, configuration: Configuration, port: int) -> list[str]:
         """The server's command line."""
+        if configuration.runner == "server":
+            return ["/bin/sh", "-c", self._shell_command(configuration.method, port)]
         target, networks = self.pair / "target", [self.pair / "target"]
         num_tokens = context_window(_config(target))
+        if limit := os.environ.get(WINDOW_SETTING):
+            num_tokens = min(num_tokens, int(limit))
         options = ["--served-model-name", MODEL, "--tokenizer", str(self.tokenizer)]
         options += ["--host", "127.0.0.1", "--port", str(port)]
         options += ["--generation-config", "vllm", "--max-model-len", str(num_tokens)]
@@ -79,6 +90,15 @@ class VllmServers:
     def environment(self) -> dict[str, str]:
         path = f"{self.python.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
         return {"PATH": path, "VLLM_NO_USAGE_STATS": "1"}
+
+    def _shell_command(self, name: str, port: int) -> str:
+        values = {"draft": str(self.pair / "draft"), "port": str(port)}
+        if "{vllm}" in self.servers[name]:
+            values["vllm"] = shlex.join(self.command(parse("vllm/target"), port))
+        command = self.servers[name]
+        for placeholder, value in values.items():
+            command = command.replace(f"{{{placeholder}}}", value)
+        return command
 
     def _speculation(self, configuration: Configuration) -> dict[str, Any]:
         tokens = configuration.knobs.get("tokens", NUM_SPECULATIVE_TOKENS)
@@ -190,12 +210,17 @@ class VllmRunner:
 
 
 @asynccontextmanager
-async def open_vllm(pair: Path, python: Path) -> AsyncIterator[VllmRunner]:
-    """Run vLLM servers for `pair` by the interpreter `python` within the block. Raises: RunnerError."""
+async def open_vllm(
+    pair: Path, python: Path, servers: Mapping[str, str] | None = None
+) -> AsyncIterator[VllmRunner]:
+    """Run servers for `pair` within the block, vLLM by the interpreter `python`. Raises: RunnerError.
+
+    With `servers`, it is in this process's environment, or not needed.
+    """
     python = python.absolute()  # not resolved: an environment's interpreter is a link
-    has_gpu = await sees_gpu(python)
+    has_gpu = torch.cuda.is_available() if servers else await sees_gpu(python)
     with tempfile.TemporaryDirectory(prefix="semspec-vllm-") as folder:
-        site = VllmServers(pair, python, has_gpu, Path(folder))
+        site = VllmServers(pair, python, has_gpu, Path(folder), servers or {})
         write_tokenizer(pair / "target", site.tokenizer)
         async with AsyncExitStack() as stack:
             yield VllmRunner(site, stack)
