@@ -83,6 +83,8 @@ class Answer:
     """The text after `</think>`."""
     reasoning: str
     finish_reason: str
+    usage: Json
+    """OpenAI's token counts."""
     statistics: Json
     """The response's `semspec`: strategy, acceptance rate, share of the target, tokens/s, ..."""
     trace: tuple[SegmentTrace, ...]
@@ -150,7 +152,9 @@ class Gateway:
         trace = tuple(SegmentTrace.model_validate(segment) for segment in statistics.pop("trace"))
         message = choice["message"]
         texts = message["content"] or "", message["reasoning_content"] or ""
-        return Answer(answer["id"], *texts, choice["finish_reason"], statistics, trace)
+        return Answer(
+            answer["id"], *texts, choice["finish_reason"], answer["usage"], statistics, trace
+        )
 
     async def chat(self, body: Json, on_break: Callable[[str], None]) -> AsyncGenerator[Json, None]:
         """Yield the chunks of a streamed chat completion.

@@ -9,9 +9,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from semspec.errors import InvalidRequest
+from semspec.client import Gateway
+from semspec.errors import InternalError, InvalidRequest, Unavailable
 from semspec_demo import show
-from semspec_demo.client import Answer, ChatClient, Client, in_turns, supported_strategies
+from semspec_demo.client import Answer, Client, in_turns, supported_strategies
 from semspec_demo.problems import SPLITS, make_problem
 from semspec_demo.run import STRATEGIES, _parser, configuration, questions_of
 from tests.helpers.records import record
@@ -23,7 +24,7 @@ PROBLEM = make_problem(3)
 def client(respond: Callable[[dict[str, object]], httpx.Response]) -> Client:
     transport = httpx.MockTransport(lambda request: respond(json.loads(request.content)))
     http = httpx.AsyncClient(transport=transport, base_url="http://gateway")
-    return Client(ChatClient(http, "pair"), temperature=0.6)
+    return Client(Gateway(http), temperature=0.6)
 
 
 async def test_ask_grades_and_counts() -> None:
@@ -36,22 +37,24 @@ async def test_ask_grades_and_counts() -> None:
             "content": f"So \\boxed{{{PROBLEM.answer}}}.",
             "reasoning_content": "\\boxed{0}",
         }
-        semspec = {"num_accepted": 3, "num_rejected": 1, "target_ratio": 0.25}
-        usage = {"completion_tokens": 80}
-        return httpx.Response(
-            200, json={"choices": [{"message": message}], "usage": usage, "semspec": semspec}
-        )
+        semspec = {"num_accepted": 3, "num_rejected": 1, "target_ratio": 0.25, "trace": []}
+        choice, usage = {"message": message, "finish_reason": "stop"}, {"completion_tokens": 80}
+        body = {"id": "chatcmpl-1", "choices": [choice], "usage": usage, "semspec": semspec}
+        return httpx.Response(200, json=body)
 
     answer = await client(respond).ask(PROBLEM, "semantic", seed=7)
     assert answer.is_right
     assert (answer.num_tokens, answer.num_target_tokens) == (80, 20)
     assert (answer.num_accepted, answer.num_rejected) == (3, 1)
     assert bodies[0]["messages"] == [{"role": "user", "content": PROBLEM.question}]
-    assert (bodies[0]["seed"], bodies[0]["semspec"]) == (7, {"strategy": "semantic"})
+    assert (bodies[0]["seed"], bodies[0]["semspec"]) == (
+        7,
+        {"strategy": "semantic", "trace": True},
+    )
 
 
 async def test_ask_raises_on_a_refusal() -> None:
-    with pytest.raises(httpx.HTTPStatusError):
+    with pytest.raises(InternalError, match="answers 503, not as a gateway would"):
         await client(lambda body: httpx.Response(503, json={})).ask(PROBLEM, "draft", seed=7)
 
 
@@ -70,17 +73,17 @@ async def test_stream_yields_the_records_and_nothing_else() -> None:
         {"semspec": {"num_segments": 2}},
     ]
     text = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
-    stream = client(lambda body: streamed(text)).stream(PROBLEM, "semantic", seed=7)
+    stream = client(lambda body: streamed(text)).stream(PROBLEM, "semantic", seed=7, on_break=print)
     assert [each async for each in stream] == records
 
 
 async def test_stream_raises_on_an_error_under_way() -> None:
-    text = 'data: {"error": {"message": "the target is gone"}}\n\n'
-    with pytest.raises(httpx.RemoteProtocolError, match="the target is gone"):
-        [
-            each
-            async for each in client(lambda body: streamed(text)).stream(PROBLEM, "draft", seed=7)
-        ]
+    error = {"code": "service_unavailable", "message": "the target is gone"}
+    stream = client(lambda body: streamed(f"data: {json.dumps({'error': error})}\n\n")).stream(
+        PROBLEM, "draft", seed=7, on_break=print
+    )
+    with pytest.raises(Unavailable, match="the target is gone"):
+        [each async for each in stream]
 
 
 def test_turns_are_balanced_and_in_every_order() -> None:
@@ -153,7 +156,7 @@ async def test_only_strategies_that_the_pair_supports_are_compared() -> None:
     }
     transport = httpx.MockTransport(lambda request: httpx.Response(200, json=models))
     http = httpx.AsyncClient(transport=transport, base_url="http://gateway")
-    assert await supported_strategies(http) == ["target", "token-level", "draft"]
+    assert await supported_strategies(Gateway(http)) == ["target", "token-level", "draft"]
 
 
 def test_pair_that_is_not_there_is_named() -> None:

@@ -97,7 +97,7 @@ def _report(
 
 
 def _plan(options: argparse.Namespace, task_name: str, temperature: float | None, say: Say) -> Plan:
-    task = load_task(task_name, data=options.data, limit=options.limit, skip=options.skip)
+    task = load_task(task_name, data=options.data, limit=options.limit)
     return Plan(
         task=task,
         configurations=_configurations(options.strategy or [DEFAULT]),
@@ -212,7 +212,6 @@ def _add_run_options(parser: argparse.ArgumentParser, limit: int | None) -> None
         help="JSONL file or hub dataset with the task's questions (default: the task's own)",
     )
     add("--limit", type=int, default=limit, help="number of questions (default: all)")
-    add("--skip", type=int, default=0, help="number of questions to skip first")
     add(
         "--samples",
         type=int,

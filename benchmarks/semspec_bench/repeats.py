@@ -93,8 +93,8 @@ def count_runs(folders: Sequence[Path]) -> list[Repeats]:
     return judging
 
 
-def page(counted: Sequence[Repeats]) -> str:
-    """Return the results as Markdown."""
+def table(counted: Sequence[Repeats]) -> Table:
+    """Return the share of accepted drafts by the number of earlier repeats."""
     rows = [
         [
             repeats.label if not number else "",
@@ -108,29 +108,9 @@ def page(counted: Sequence[Repeats]) -> str:
             zip(repeats.num_judged, repeats.num_accepted, strict=True)
         )
     ]
-    by_repeats = Table(
+    return Table(
         ("configuration", "earlier repeats", "judged", "accepted", "share, 95% interval"), rows
     )
-    fields = (
-        "answers",
-        "cut by the budget",
-        "refused by the guard",
-        "loops in themselves",
-        "accepted third repeats",
-    )
-    totals = [
-        [
-            repeats.label,
-            *map(
-                str, (repeats.num_answers, repeats.num_cut, repeats.num_refused, repeats.num_loops)
-            ),
-            str(repeats.num_third),
-        ]
-        for repeats in counted
-    ]
-    title = "# Acceptance by the number of earlier repeats\n\n"
-    intro = "`python -m semspec_bench.repeats` made this page of runs of `semspec bench run`.\n\n"
-    return f"{title}{intro}{by_repeats.as_markdown()}\n{Table(('configuration', *fields), totals).as_markdown()}"
 
 
 def _share(num_accepted: int, num_judged: int) -> str:
@@ -149,7 +129,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run")
     parser.add_argument(
-        "--output", type=Path, help="folder for README.md and repeats.json (default: print only)"
+        "--output", type=Path, help="folder for repeats.json, all counts (default: print only)"
     )
     options = parser.parse_args(arguments)
     try:
@@ -158,10 +138,8 @@ def main(arguments: Sequence[str]) -> int:
         print(f"semspec_bench.repeats: {error}", file=sys.stderr)
         return 2
     if options.output:
-        options.output.mkdir(parents=True, exist_ok=True)
-        (options.output / "README.md").write_text(page(counted))
         write_json(options.output / "repeats.json", [asdict(repeats) for repeats in counted])
-    print(page(counted), end="")
+    print(table(counted).as_markdown(), end="")
     return int(any(repeats.num_third for repeats in counted if repeats.is_guarded))
 
 

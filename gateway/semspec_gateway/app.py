@@ -20,7 +20,6 @@ from semspec_gateway.api.shared.document import DocumentedApp
 from semspec_gateway.api.shared.errors import install_handlers
 from semspec_gateway.api.shared.event_stream import GENERATION_ID
 from semspec_gateway.api.shared.formats import Format
-from semspec_gateway.api.shared.idempotency import IdempotencyKeys
 from semspec_gateway.api.shared.middleware import (
     Authenticated,
     BodyGuard,
@@ -41,6 +40,7 @@ from semspec_gateway.metrics import POOLED, Metrics
 from semspec_gateway.readiness import Readiness
 from semspec_gateway.settings import GatewaySettings
 from semspec_gateway.store.leases import Leases
+from semspec_gateway.store.sharing import Shared
 from semspec_gateway.store.store import Store
 
 _log = logging.getLogger(__name__)
@@ -94,8 +94,8 @@ def create_app(
         "responses": responses.ResponsesFormat,
         "tgi": tgi.TgiFormat,
     }
-    resolver, idempotency_keys = Resolver(readiness, settings, audit), IdempotencyKeys(store)
-    responder = Responder(resolver, running, idempotency_keys, settings, formats)
+    resolver = Resolver(readiness, settings, audit)
+    responder = Responder(resolver, running, store, Shared(), settings, formats)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

@@ -1,8 +1,6 @@
 """The gateway's connections: fewer than there are descriptors, and room for a new one whenever an old one is idle."""
 
-import errno
 import logging
-import os
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -127,34 +125,17 @@ class Listener(socket):
     def __init__(self, family: int, connections: Connections) -> None:
         super().__init__(family, SOCK_STREAM)
         self._connections = connections
-        self._spare = os.open(os.devnull, os.O_RDONLY)
 
     def listen(self, backlog: int = MAX_WAITING) -> None:
         """Listen. The event loop's `backlog`, the connections that it accepts in a row, is not how many may wait."""
         super().listen(max(backlog, MAX_WAITING))
 
     def accept(self) -> tuple[socket, Any]:
-        """Accept the next connection. Raises: BlockingIOError if there is none, no descriptor or no room for it."""
+        """Accept the next connection. Raises: BlockingIOError if there is none, or no room for it."""
         if not self._connections.has_room:  # it waits in the kernel's queue
             raise BlockingIOError
-        try:
-            connection, address = super().accept()
-        except OSError as error:
-            if error.errno not in (errno.EMFILE, errno.ENFILE):
-                raise
-            self._refuse()
-            raise BlockingIOError from error
+        connection, address = super().accept()
         return Accepted(connection.detach(), self._connections), address
-
-    def _refuse(self) -> None:
-        """Close the next connection, which would otherwise keep the event loop awake."""
-        self._connections.warn(
-            "there are too few file descriptors, so connections are refused; raise the limit"
-        )
-        os.close(self._spare)
-        with suppress(OSError):
-            super().accept()[0].close()
-        self._spare = os.open(os.devnull, os.O_RDONLY)
 
 
 def listen(host: str, port: int, connections: Connections) -> Iterator[socket]:

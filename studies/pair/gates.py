@@ -1,7 +1,6 @@
-"""`python -m studies.pair.gates`: whether the pair is what the study needs, checked before any probe is trained.
+"""`python -m studies.pair.gates`: whether the pair is what the study needs.
 
-Answers of both models, greedy and sampled; corrections of planted mistakes; grades; cost a token. The last gate, probes
-of truth, is `python -m studies.pair.verdict --truth`.
+Answers of both models, greedy and sampled; corrections of planted mistakes; grades; cost a token.
 """
 
 import argparse

@@ -1,9 +1,6 @@
 """The limit of the gateway's connections, and the connections that make room for new ones."""
 
 import asyncio
-import logging
-import os
-import resource
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -187,24 +184,3 @@ async def test_answer_that_is_not_read_keeps_no_connection_open(request_head: by
             client[1].close()
         for _, writer in stuck:
             writer.transport.abort()
-
-
-def test_connection_without_a_descriptor_is_refused(caplog: pytest.LogCaptureFixture) -> None:
-    """A connection that stays in the queue wakes the event loop again and again."""
-    [listener] = listen("127.0.0.1", 0, Connections())
-    listener.listen()
-    listener.setblocking(False)
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with caplog.at_level(logging.WARNING), listener:
-        for _ in range(3):
-            with socket.create_connection(listener.getsockname(), timeout=GENEROUS_S) as client:
-                free = os.dup(client.fileno())
-                os.close(free)
-                resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
-                try:
-                    with pytest.raises(BlockingIOError):
-                        listener.accept()
-                finally:
-                    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-                assert client.recv(1) == b""
-    assert len(caplog.records) == 1 and "too few file descriptors" in caplog.text

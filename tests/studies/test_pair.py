@@ -1,4 +1,4 @@
-"""The training of the bundled models goes on where it was; what is sampled and seen together is as if alone."""
+"""The training of the bundled models goes on where it was."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,10 +7,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from semspec_demo.problems import make_problem
-from semspec_demo.solutions import Solution
-from studies.pair.gates import MODELS, TOKENIZER, load, prompt_of
-from studies.pair.samples import Place, Prefix, look, sample
 from studies.pair.trainer import Course, Trainer
 
 pytestmark = pytest.mark.slow
@@ -52,21 +48,3 @@ def test_interrupted_training_ends_as_an_uninterrupted_one(tmp_path: Path) -> No
         assert torch.equal(weight, resumed.model.state_dict()[name])
     fresh = trainer(tmp_path / "fresh").model.state_dict()
     assert not torch.equal(fresh["0.weight"], whole.model.state_dict()["0.weight"])
-
-
-@torch.no_grad()
-def test_samples_of_a_context_are_as_if_each_stood_alone() -> None:
-    model, problems = load("draft", MODELS), [make_problem(seed) for seed in range(3)]
-    places = [Place(p, tuple(TOKENIZER.encode(prompt_of(p))), Solution(p.facts)) for p in problems]
-    prefix, alone = Prefix.of(model, places), Prefix.of(model, places[1:2])
-    greedy = model.generate(torch.tensor([places[1].ids]), max_new_tokens=48, do_sample=False)[
-        0
-    ].tolist()
-    assert all(
-        one == greedy[len(places[1].ids) :][: len(one)]
-        for one in sample(model, prefix, 3, 1e-4)[3:6]
-    )
-    segments = sample(model, prefix, 8, 1.0)[8:16]
-    for name, together in look(model, prefix, 1, segments).items():
-        each = torch.cat([look(model, alone, 0, [one])[name] for one in segments])
-        assert torch.allclose(together, each, atol=1e-4), name

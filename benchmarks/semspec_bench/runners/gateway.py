@@ -5,14 +5,15 @@ import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
+from time import perf_counter
 
 import httpx
 
-from semspec.client import gateway_url
+from semspec.client import Gateway, gateway_url
+from semspec.errors import InvalidRequest, SemspecError, Unauthenticated
 from semspec.keys import checked_key
 from semspec.stack import Stack, StackConfig
 from semspec_bench.runners.protocol import Ask, NotApplicable, Outcome, RunnerError
-from semspec_demo.client import ChatClient
 
 API_KEY = "SEMSPEC_API_KEY"
 """Environment variable with the API key of a running gateway."""
@@ -21,28 +22,27 @@ API_KEY = "SEMSPEC_API_KEY"
 class GatewayRunner:
     """See `semspec_bench.runners.protocol.Runner`."""
 
-    def __init__(self, chat: ChatClient, processes: Mapping[str, int]) -> None:
-        self._chat, self._processes = chat, processes
+    def __init__(self, gateway: Gateway, processes: Mapping[str, int]) -> None:
+        self._gateway, self._processes = gateway, processes
 
     async def ask(self, ask: Ask) -> Outcome:
-        fields = {
-            "temperature": ask.temperature,
-            "top_p": ask.top_p,
-            "max_tokens": ask.max_tokens,
-            "seed": ask.seed,
-            "semspec": {**ask.configuration.options, "trace": True},
-        }
-
+        start = perf_counter()
         with runner_errors():
-            completion = await self._chat.complete(ask.turns, fields)
-        body = completion.body
+            answer = await self._gateway.ask(
+                ask.turns,
+                temperature=ask.temperature,
+                top_p=ask.top_p,
+                max_tokens=ask.max_tokens,
+                seed=ask.seed,
+                semspec=ask.configuration.options,
+            )
         return Outcome(
-            text="".join(record["text"] for record in body["semspec"]["trace"]),
-            finish_reason=body["choices"][0]["finish_reason"],
-            latency_s=completion.latency_s,
-            num_prompt_tokens=body["usage"]["prompt_tokens"],
-            num_tokens=body["usage"]["completion_tokens"],
-            trace=body["semspec"]["trace"],
+            text="".join(segment.text for segment in answer.trace),
+            finish_reason=answer.finish_reason,
+            latency_s=perf_counter() - start,
+            num_prompt_tokens=answer.usage["prompt_tokens"],
+            num_tokens=answer.usage["completion_tokens"],
+            trace=[segment.model_dump(mode="json") for segment in answer.trace],
         )
 
     def processes(self) -> Mapping[str, int]:
@@ -58,7 +58,7 @@ async def open_stack(config: StackConfig) -> AsyncIterator[GatewayRunner]:
         _http(stack.base_url, stack.api_key) as http,
     ):
         processes = {name: child.pid for name, child in stack.processes.items()}
-        yield GatewayRunner(await ChatClient.connect(http), processes)
+        yield GatewayRunner(Gateway(http), processes)
 
 
 def with_concurrency(config: StackConfig, num_sessions: int) -> StackConfig:
@@ -71,39 +71,27 @@ def with_concurrency(config: StackConfig, num_sessions: int) -> StackConfig:
 async def open_gateway(base_url: str) -> AsyncIterator[GatewayRunner]:
     """Connect to a running gateway. Raises: InvalidRequest, RunnerError."""
     async with _http(str(gateway_url(base_url)), os.environ.get(API_KEY)) as http:
+        gateway = Gateway(http)
         with runner_errors():
-            chat = await ChatClient.connect(http)
-        yield GatewayRunner(chat, {})
+            await gateway.models()
+        yield GatewayRunner(gateway, {})
 
 
 @contextmanager
 def runner_errors() -> Iterator[None]:
-    """Convert HTTP errors to one-line `RunnerError`s."""
+    """Convert errors of the gateway to `RunnerError`, or to `NotApplicable` if the pair does not support a strategy."""
     try:
         yield
-    except httpx.HTTPStatusError as error:
-        raise _refusal(error) from error
-    except httpx.TransportError as error:
-        url = error.request.url.copy_with(path="/")
-        reason = str(error) or type(error).__name__
-        raise RunnerError(
-            f"the gateway at {url} does not answer ({reason})",
-            remedy="start it, or give another --gateway",
-        ) from error
-
-
-def _refusal(error: httpx.HTTPStatusError) -> RunnerError:
-    """Return `NotApplicable` for a strategy that the pair does not support, else `RunnerError`."""
-    try:
-        detail = error.response.json()["error"]
-        message, parameter = str(detail["message"]), str(detail["param"])
-    except (ValueError, KeyError, TypeError):
-        message, parameter = error.response.text.strip()[:300], ""
-    if error.response.status_code == httpx.codes.BAD_REQUEST and parameter.startswith("semspec."):
-        return NotApplicable(message)
-    if error.response.status_code == httpx.codes.UNAUTHORIZED:
-        message = f"{message.rstrip('.')}; set {API_KEY} to a key of this gateway"
-    return RunnerError(f"the gateway answers {error.response.status_code}: {message}")
+    except Unauthenticated as error:
+        remedy = f"set {API_KEY} to a key of this gateway"
+        raise RunnerError(f"the gateway answers 401: {error.message}", remedy=remedy) from error
+    except SemspecError as error:
+        if isinstance(error.__cause__, httpx.TransportError):
+            raise RunnerError(
+                error.message, remedy="start it, or give another --gateway"
+            ) from error
+        is_option = isinstance(error, InvalidRequest) and "semspec." in (error.parameter or "")
+        raise (NotApplicable if is_option else RunnerError)(error.message) from error
 
 
 def _http(base_url: str, key: str | None) -> httpx.AsyncClient:

@@ -1,6 +1,6 @@
 """Tasks by name, with their questions and graders."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Literal
@@ -43,8 +43,8 @@ TASKS: Mapping[str, Callable[[str | None], Task]] = {
 """Loaders by task name, for questions of a file, of a dataset, or of the task itself."""
 
 
-def load_task(name: str, data: str | None = None, limit: int | None = None, skip: int = 0) -> Task:
-    """Load a task without its first `skip` questions, and of the others the first `limit`.
+def load_task(name: str, data: str | None = None, limit: int | None = None) -> Task:
+    """Load a task with its first `limit` questions.
 
     `data` names a JSON lines file or a dataset of the hub with the task's fields; None is the task's own.
 
@@ -53,18 +53,9 @@ def load_task(name: str, data: str | None = None, limit: int | None = None, skip
     if name not in TASKS:
         raise InvalidRequest(f"unknown task {name!r}", remedy=f"choose from {', '.join(TASKS)}")
     task = TASKS[name](data)
-    return replace(task, questions=_window(name, task.questions, limit, skip))
-
-
-def _window(
-    name: str, questions: Sequence[Question], limit: int | None, skip: int
-) -> Sequence[Question]:
-    num_left = len(questions) - skip
-    if skip < 0 or num_left < 1:
-        raise InvalidRequest(f"cannot skip {skip} of {name}'s {len(questions)} questions")
-    if limit is not None and not 1 <= limit <= num_left:
+    if limit is not None and not 1 <= limit <= len(task.questions):
         raise InvalidRequest(
             f"limit is {limit}",
-            remedy=f"{name} has {num_left} questions here: give 1 to {num_left}",
+            remedy=f"{name} has {len(task.questions)} questions here: give 1 to {len(task.questions)}",
         )
-    return questions[skip : None if limit is None else skip + limit]
+    return replace(task, questions=task.questions[:limit])

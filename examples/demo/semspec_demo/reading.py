@@ -40,15 +40,6 @@ def read(text: str, facts: Facts, holder: int | None) -> Step:
     return Step(tuple(claims), opener == "No,") if claims and len(claims) <= 3 else UNREADABLE
 
 
-def values_of(step: Step) -> dict[str, int | str]:
-    """What a step states, by kind and name, such as `card.number`."""
-    return {
-        f"{claim[0]}.{name}": value
-        for claim in step.claims
-        for name, value in zip(VALUES[claim[0]], claim[1:], strict=True)
-    }
-
-
 def spans(text: str) -> Iterator[tuple[int, int, str]]:
     """Where a paragraph that can be read states these, in characters: start, end, kind and name."""
     offset = text.find(" ") + 1

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import track
 
+from semspec.client import Gateway
 from semspec.commands import program
 from semspec.errors import SemspecError
 from semspec.pairs import locate, named_pair, unknown_pair
@@ -24,7 +25,6 @@ from semspec.stack import BUNDLED_PAIR, Stack, StackConfig, run
 from semspec_demo import show
 from semspec_demo.client import (
     Answer,
-    ChatClient,
     Client,
     Problem,
     Strategy,
@@ -69,9 +69,9 @@ def main() -> None:
     console = Console(stderr=arguments.json, highlight=False)
     try:
         status = run(demo(arguments, console))
-    except (SemspecError, httpx.HTTPError) as error:
+    except SemspecError as error:
         console.print(getattr(error, "log_tail", ""), style="bright_black", markup=False)
-        console.print(f"demo: {describe(error)}", style="red", markup=False)
+        console.print(f"demo: {error}", style="red", markup=False)
         status = 1
     sys.exit(status)
 
@@ -82,8 +82,9 @@ async def demo(arguments: argparse.Namespace, console: Console) -> int:
     config = configuration(arguments, partial(console.print, soft_wrap=True))
     console.print("Starting Redis, draft, target, verifier and gateway ...", style="bold")
     async with Stack(config) as stack, _http(stack) as http:
-        client = Client(await ChatClient.connect(http), arguments.temperature)
-        strategies = await supported_strategies(http) if named_pair(arguments.pair) else STRATEGIES
+        client = Client(Gateway(http), arguments.temperature)
+        is_named = named_pair(arguments.pair) is not None
+        strategies = await supported_strategies(client.gateway) if is_named else STRATEGIES
         judged = next(strategy for strategy in (*JUDGED, *strategies) if strategy in strategies)
         await show_generation(client, questions.shown, judged, console)
         answers = await ask_all(client, questions, strategies, console)
@@ -140,7 +141,7 @@ async def show_generation(
     console.print(
         f"\n[bold]{escape(problem.question)}[/bold]\n[bright_black]{show.LEGEND}[/bright_black]\n"
     )
-    async for record in client.stream(problem, strategy, problem.seed):
+    async for record in client.stream(problem, strategy, problem.seed, console.print):
         console.print(show.segment(record))
     console.print(f"[bold]Right answer:[/bold] {escape(str(problem.answer))}\n")
 
@@ -157,17 +158,6 @@ async def ask_all(
     for problem, strategy in track(schedule, title, console=console):
         answers[strategy].append(await client.ask(problem, strategy, problem.seed))
     return answers
-
-
-def describe(error: Exception) -> str:
-    """The error in one line; for a refusal, the gateway's message."""
-    if isinstance(error, httpx.HTTPStatusError):
-        return (
-            f"{error.response.status_code} {error.response.text.strip()}"
-            if error.response.is_closed
-            else str(error)
-        )
-    return str(error) or type(error).__name__
 
 
 def _http(stack: Stack) -> httpx.AsyncClient:

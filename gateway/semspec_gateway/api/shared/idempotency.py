@@ -3,20 +3,20 @@
 import asyncio
 import hashlib
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
     asynccontextmanager,
-    contextmanager,
     suppress,
 )
-from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, TypeVar
 
 from fastapi import Header
 
 from semspec.errors import InvalidRequest, NotFound, Unavailable
+from semspec_gateway.store.sharing import Shared
 from semspec_gateway.store.store import Store, reading
 
 POLL_S = 0.1
@@ -33,63 +33,14 @@ Key = Annotated[
 T = TypeVar("T")
 
 
-@dataclass(slots=True)
-class _Waiting:
-    """The requests of this gateway that wait under one key: one asks Redis, and all wait for what it finds."""
-
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held to ask for the key."""
-    num_requests: int = 0
-    value: str = ""
-    """The key's value that the watch is about."""
-    watch: "asyncio.Task[bool] | None" = None
-    """Finds out whether the generation under `value` has begun; False once the key has another value or none."""
-
-
-class IdempotencyKeys:
-    """The keys under which requests of this gateway wait."""
-
-    def __init__(self, store: Store) -> None:
-        self.store = store
-        self._waiting: dict[str, _Waiting] = {}
-
-    @contextmanager
-    def waiting(self, digest: str) -> Iterator[_Waiting]:
-        """Yield the state that the requests under a key share while they wait. The last one to leave ends the watch."""
-        waiting = self._waiting.setdefault(digest, _Waiting())
-        waiting.num_requests += 1
-        try:
-            yield waiting
-        finally:
-            waiting.num_requests -= 1
-            if not waiting.num_requests:
-                del self._waiting[digest]
-                if waiting.watch is not None:
-                    waiting.watch.cancel()
-
-    async def watch(self, digest: str, value: str) -> bool:
-        """Wait until the generation under a key has begun; False if the key gets another value or none before.
-
-        Raises: Unavailable.
-        """
-        id, _ = _parsed(value)
-        while True:
-            with suppress(NotFound):
-                await self.store.state(id)
-                return True
-            await asyncio.sleep(POLL_S)
-            if await self.store.recall(digest) != value:
-                return False
-
-
 class IdempotencyKey:
     """One client's idempotency key. Keys of different API keys are separate."""
 
     def __init__(
-        self, key: str, owner: str, content: tuple[str, ...], keys: IdempotencyKeys
+        self, key: str, owner: str, content: tuple[str, ...], store: Store, calls: Shared
     ) -> None:
-        """`content`: texts that identify the request with this key."""
-        self._keys, self._store = keys, keys.store
+        """`content`: texts that identify the request with this key; `calls`: those of all requests of this gateway."""
+        self._store, self._calls = store, calls
         self._digest = _digest(owner, key)
         self._content = _digest(*content)
         self._value = ""
@@ -102,33 +53,43 @@ class IdempotencyKey:
         Raises: InvalidRequest when the key belongs to another request; Unavailable when Redis does not answer.
         """
         self._value = json.dumps({"id": new_id, "request": self._content})
-        with self._keys.waiting(self._digest) as waiting:
-            while True:
-                async with waiting.turn:
-                    if waiting.watch is None or waiting.watch.done():
-                        waiting.value = await self._store.remember(self._digest, self._value)
-                        if waiting.value == self._value:
-                            return new_id, False
-                        waiting.watch = asyncio.create_task(
-                            self._keys.watch(self._digest, waiting.value)
-                        )
-                    value, watch = waiting.value, waiting.watch
-                id, content = _parsed(value)
-                if content != self._content:
-                    raise InvalidRequest(
-                        "this key was used for another request",
-                        "Idempotency-Key",
-                        remedy="use a new one",
-                    )
-                try:
-                    async with asyncio.timeout(timeout_s):
-                        has_begun = await asyncio.shield(watch)
-                except TimeoutError:
-                    if await self._store.replace(self._digest, value, self._value):
-                        return new_id, False
-                else:
-                    if has_begun:
-                        return id, True
+        while True:
+            remember = partial(self._store.remember, self._digest, self._value)
+            value = await self._calls.result(("value", self._digest), remember)
+            if value == self._value:
+                return new_id, False
+            id, content = _parsed(value)
+            if content != self._content:
+                raise InvalidRequest(
+                    "this key was used for another request",
+                    "Idempotency-Key",
+                    remedy="use a new one",
+                )
+            has_begun = await self._calls.result(
+                ("begun", self._digest, value),
+                partial(self._has_begun, id, value, timeout_s),
+                joins_running=True,
+            )
+            if has_begun:
+                return id, True
+            if has_begun is None and await self._store.replace(self._digest, value, self._value):
+                return new_id, False
+
+    async def _has_begun(self, id: str, value: str, timeout_s: float) -> bool | None:
+        """Wait until the generation under the key's `value` has begun.
+
+        Returns: False once the key has another value or none; None after `timeout_s`. Raises: Unavailable.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    with suppress(NotFound):
+                        await self._store.state(id)
+                        return True
+                    await asyncio.sleep(POLL_S)
+                    if await self._store.recall(self._digest) != value:
+                        return False
+        return None
 
     @asynccontextmanager
     async def unless_refused(self, opened: AbstractAsyncContextManager[T]) -> AsyncIterator[T]:

@@ -11,7 +11,7 @@ from fastapi.responses import Response
 
 from semspec_gateway.api.shared.event_stream import GENERATION_ID, EventStream, Opened
 from semspec_gateway.api.shared.formats import Format
-from semspec_gateway.api.shared.idempotency import IdempotencyKey, IdempotencyKeys
+from semspec_gateway.api.shared.idempotency import IdempotencyKey
 from semspec_gateway.api.shared.middleware import (
     ShuttingDown,
     handed_over,
@@ -26,6 +26,8 @@ from semspec_gateway.generation.preparation import ENCODE_DEADLINE_S
 from semspec_gateway.generation.request import ClientRequest, GenerationRequest
 from semspec_gateway.served import Served
 from semspec_gateway.settings import GatewaySettings
+from semspec_gateway.store.sharing import Shared
+from semspec_gateway.store.store import Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,9 @@ class Responder:
 
     resolver: Resolver
     generations: Generations
-    keys: IdempotencyKeys
+    store: Store
+    calls: Shared
+    """Calls that wait under idempotency keys."""
     settings: GatewaySettings
     formats: Mapping[str, type[Format]]
 
@@ -54,7 +58,7 @@ class Responder:
             )
         else:
             content = (api, json.dumps(body.model_dump(exclude_unset=True)))
-            idempotency = IdempotencyKey(key, owner, content, self.keys)
+            idempotency = IdempotencyKey(key, owner, content, self.store, self.calls)
             timeout_s = self.settings.queue_timeout_s + ENCODE_DEADLINE_S
             id, has_begun = await unless_disconnected(
                 http.receive, idempotency.recall(id, timeout_s)
