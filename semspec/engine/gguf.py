@@ -74,12 +74,7 @@ def checkpoint_of(file: Path) -> Path:
     try:
         [digest] = file_digests([file])
         folder = cache_home() / "gguf" / digest[:16]
-        link = {
-            "format": FORMAT,
-            "file": str(file),
-            "sha256": digest,
-            "name": readable_name(str(file)),
-        }
+        link = {"format": FORMAT, "file": str(file), "sha256": digest}
         existing = _read_link(folder)
         if existing is None:
             _write_folder(folder, _contents(file, header) | {LINK: json.dumps(link, indent=2)})
@@ -250,7 +245,7 @@ def _read_link(folder: Path) -> dict[str, Any] | None:
         return None
     if not isinstance(link, dict) or link.get("format") != FORMAT:
         return None
-    is_valid = all(isinstance(link.get(key), str) for key in ("file", "sha256", "name"))
+    is_valid = all(isinstance(link.get(key), str) for key in ("file", "sha256"))
     return link if is_valid else None
 
 
