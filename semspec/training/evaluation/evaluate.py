@@ -37,7 +37,6 @@ from semspec.training.evaluation.verification import (
     evaluate_variant,
     learning_curve,
 )
-from semspec.types import GOOD_ENOUGH
 
 Tone = Literal["good", "doubtful", "bad"]
 
@@ -237,7 +236,7 @@ def judge(variants: Sequence[Variant], criterion: Criterion, num_questions: int)
     headline = (
         _too_few(variants[0].verifications[criterion])
         or {
-            "good": GOOD_ENOUGH,
+            "good": "Good enough to serve.",
             "doubtful": "Every bar is cleared, on too few segments to rely on.",
             "bad": f"Not good enough to serve. Missed: {', '.join(claim.name for claim in claims if not claim.holds)}.",
         }[standing]
