@@ -1,5 +1,4 @@
-"""Stage 7: evaluates a pair of probes on questions that no probe was trained on: whether they are good enough to serve,
-and what would improve them at least cost.
+"""Stage 7: evaluates a pair of probes on questions that no probe was trained on: are they good enough to serve?
 
 A report has a verdict for each definition of "right". Real pairs have no ground truth, only "the target says it"; data
 with a truth of its own, such as the demo's with its parser, gets both verdicts.
@@ -175,7 +174,8 @@ def evaluate(
     recommendation = recommend(
         drafts(labels, served, chosen_on, criterion), judged, evidence.cost, max_wrong_accepted
     )
-    verdicts = judge_by_each(variants, criterion, len(resampling.questions))
+    criteria = CRITERIA if criterion == "truth" else (criterion,)
+    verdicts = tuple(judge(variants[0], each, len(resampling.questions)) for each in criteria)
     return Report(
         name=evidence.name,
         criterion=criterion,
@@ -218,23 +218,15 @@ def _counts(labels: Labels, judged: Drafts, criterion: Criterion) -> Counts:
     )
 
 
-def judge_by_each(
-    variants: Sequence[Variant], criterion: Criterion, num_questions: int
-) -> tuple[Verdict, ...]:
-    """Judge the served probes by the report's `criterion`, then, if the truth is known, by "the target says it"."""
-    criteria = CRITERIA if criterion == "truth" else (criterion,)
-    return tuple(judge(variants, criterion, num_questions) for criterion in criteria)
-
-
-def judge(variants: Sequence[Variant], criterion: Criterion, num_questions: int) -> Verdict:
-    """Judge the served probes, the first of `variants`, by `criterion` on `num_questions` test questions."""
-    claims = tuple(_claims(variants[0], criterion))
-    cautions = tuple(_cautions(variants[0].verifications[criterion], num_questions))
+def judge(served: Variant, criterion: Criterion, num_questions: int) -> Verdict:
+    """Judge the served probes by `criterion` on `num_questions` test questions."""
+    claims = tuple(_claims(served, criterion))
+    cautions = tuple(_cautions(served.verifications[criterion], num_questions))
     standing: Tone = (
         "bad" if not all(claim.holds for claim in claims) else "doubtful" if cautions else "good"
     )
     headline = (
-        _too_few(variants[0].verifications[criterion])
+        _too_few(served.verifications[criterion])
         or {
             "good": "Good enough to serve.",
             "doubtful": "Every bar is cleared, on too few segments to rely on.",
