@@ -129,11 +129,6 @@ class Verifier(Protocol):
 class Engine(Drafter, Target, Protocol):
     """A model that generates and scores, in its own process."""
 
-    async def read_probes(self) -> None:
-        """Read the folder of probes again, whose first layers calls name (`semspec.probes.projection.Projections`). A
-        call that names one that is not held returns the states."""
-        ...
-
     async def aclose(self) -> None:
         """Cancel running calls and free the model. Later calls raise Unavailable."""
         ...

@@ -18,22 +18,24 @@ from semspec.decoding.generation import Limits, Options, Progress, Step, Strateg
 from semspec.decoding.steps import (
     Stopwatch,
     backend_failures,
+    call_draft,
     call_verification,
-    draft_segment,
     gather_or_cancel,
     rewrite_rejected,
     stage_times,
     sum_times,
+    write_all,
     write_by_target,
 )
 from semspec.errors import ContextTooLong, InvalidRequest
-from semspec.protocols import Target
+from semspec.protocols import Drafter, Target
 from semspec.reasoning import THINK, opened_form
 from semspec.types import (
     SURPRISAL_FEATURES,
     Context,
     Conversation,
     Drafted,
+    GenerationParams,
     Message,
     Segment,
     SegmentEnd,
@@ -58,6 +60,19 @@ _IS_LIKELIEST = SURPRISAL_FEATURES.index("argmax_share")
 
 Judge = Callable[[Progress, Segment], Awaitable[tuple[bool, StageTimes]]]
 """(progress, drafted step) -> whether to keep the step, and the time taken to judge it."""
+
+
+async def draft_segment(
+    progress: Progress, drafter: Drafter, params: GenerationParams
+) -> SegmentRecord:
+    """Draft the next segment and return its record, not judged yet. Raises: BackendUnavailable."""
+    clock = Stopwatch()
+    generated = (await call_draft(write_all(drafter, progress.draft_context, params)))[0]
+    times = stage_times("draft_ms", clock.lap_ms(), generated.duration_ms)
+    index = len(progress.segments)
+    return SegmentRecord(
+        index, generated.segment, accepted=None, times=times, logprobs=generated.logprobs
+    )
 
 
 async def rounds(

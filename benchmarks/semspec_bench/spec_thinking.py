@@ -19,6 +19,7 @@ from semspec.decoding.generation import Options, Progress, Strategy
 from semspec.errors import Unavailable
 from semspec.protocols import Drafter
 from semspec.types import Segment, SegmentEnd, SegmentRecord, StageTimes, Writer
+from semspec_bench.spec_reason import draft_segment
 
 VERIFY_WORDS = ("verify", "think again", "recap", "check")
 NEGATIVE_WORDS = ("wait", "alternatively", "hold on", "another")
@@ -93,7 +94,7 @@ async def _next_step(progress: Progress, backends: Backends) -> AsyncGenerator[S
         params = replace(
             progress.params("draft", max_segments=1), max_segment_tokens=MAX_DRAFT_TOKENS
         )
-        record = await steps.draft_segment(progress, backends.drafter, params)
+        record = await draft_segment(progress, backends.drafter, params)
         yield replace(record, times=steps.sum_times(probe_times, record.times))
         return
     params = progress.params("target", max_segments=0, max_tokens=num_missing)

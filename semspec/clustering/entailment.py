@@ -6,22 +6,10 @@ after their context. Entailment is not transitive: members of a cluster are equi
 
 from collections import Counter
 from collections.abc import Generator, Sequence
-from typing import Protocol
 
 from semspec.clustering.equivalence import Alternatives, in_order_of_appearance
 from semspec.clustering.nli import EntailmentConfig, NliModel, TextPair, TokenIds
 from semspec.errors import Mismatch
-
-
-class Judge(Protocol):
-    """Decides whether one text entails another."""
-
-    def encode(self, context: str, texts: Sequence[str]) -> list[TokenIds | None]:
-        """Return one side of a pair for each text, after the same context; None for a text that is too long."""
-
-    def judge(self, pairs: Sequence[TextPair]) -> list[bool]:
-        """Return, for each pair, whether the premise entails the hypothesis."""
-
 
 Clustering = Generator[TextPair, bool, list[int | None]]
 """The clustering of a group: yields pairs, receives whether the first text entails the second, and returns a cluster
@@ -54,7 +42,7 @@ class EntailmentEquivalence(PairCounts):
     representative is the premise of the first direction.
     """
 
-    def __init__(self, judge: Judge, with_context: bool = True) -> None:
+    def __init__(self, judge: NliModel, with_context: bool = True) -> None:
         super().__init__()
         self._judge, self._with_context = judge, with_context
 

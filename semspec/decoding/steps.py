@@ -19,7 +19,7 @@ from semspec.errors import (
     SemspecError,
     Unavailable,
 )
-from semspec.protocols import Drafter, Model
+from semspec.protocols import Model
 from semspec.types import (
     Context,
     GeneratedSegment,
@@ -158,19 +158,6 @@ async def call_draft(work: Awaitable[list[GeneratedSegment]]) -> list[GeneratedS
     if not drafted:
         raise BackendUnavailable("the draft wrote nothing")
     return drafted
-
-
-async def draft_segment(
-    progress: Progress, drafter: Drafter, params: GenerationParams
-) -> SegmentRecord:
-    """Draft the next segment and return its record, not judged yet. Raises: BackendUnavailable."""
-    clock = Stopwatch()
-    generated = (await call_draft(write_all(drafter, progress.draft_context, params)))[0]
-    times = stage_times("draft_ms", clock.lap_ms(), generated.duration_ms)
-    index = len(progress.segments)
-    return SegmentRecord(
-        index, generated.segment, accepted=None, times=times, logprobs=generated.logprobs
-    )
 
 
 async def write_records(

@@ -10,9 +10,7 @@ import logging
 import re
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +31,6 @@ LINK = "gguf.json"
 """The file of a folder that names its GGUF file."""
 FORMAT = 1
 """Format of the folders; a folder of another format is written again."""
-ABANDONED_S = 3600.0
-"""An incomplete folder of this age was left by a process that has ended."""
 SAFETENSORS = "give the model's safetensors checkpoint"
 
 ARCHITECTURES: Mapping[str, str] = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"}
@@ -56,14 +52,6 @@ UNSUPPORTED = {
 }
 """Features that are not supported, by the metadata that shows them."""
 
-README = """\
-Configuration and tokenizer of {file}
-(SHA-256 {digest}), written by semspec so that it need not read them at each start.
-The weights stay in that file. Remove this folder whenever you like; semspec writes it again:
-
-    rm -r {folder}
-"""
-
 
 def is_gguf(model: str) -> bool:
     """Whether `model` is the name of a GGUF file, on this machine or in a repository of the hub."""
@@ -83,26 +71,22 @@ def checkpoint_of(file: Path) -> Path:
     file = file.absolute()
     header = read_header(file)
     check_supported(file, header)
-    parent = _cache_folder()
     try:
         [digest] = file_digests([file])
-        folder = parent / digest[:16]
-        link = {
-            "format": FORMAT,
-            "file": str(file),
-            "sha256": digest,
-            "name": readable_name(str(file)),
-        }
+        folder = cache_home() / "gguf" / digest[:16]
+        link = {"format": FORMAT, "file": str(file), "sha256": digest}
         existing = _read_link(folder)
         if existing is None:
-            _write_folder(
-                folder, _contents(file, header, digest, folder) | {LINK: json.dumps(link, indent=2)}
-            )
+            _write_folder(folder, _contents(file, header) | {LINK: json.dumps(link, indent=2)})
         elif existing != link:  # the file has moved, or there are copies
             with replacing(folder / LINK) as partial:
                 partial.write_text(json.dumps(link, indent=2))
-    except OSError as error:
-        raise _write_error(file, parent, error) from error
+    except (OSError, RuntimeError) as error:  # RuntimeError: a user without a home folder
+        reason = getattr(error, "strerror", None) or error
+        raise Mismatch(
+            f"cannot write configuration and tokenizer of {file} into a cache: {reason}",
+            remedy="make room, or set XDG_CACHE_HOME to a folder that can be written",
+        ) from error
     return folder
 
 
@@ -178,7 +162,7 @@ def _can_read(kind: GGMLQuantizationType) -> bool:
     return True
 
 
-def _contents(file: Path, header: Header, digest: str, folder: Path) -> dict[str, str]:
+def _contents(file: Path, header: Header) -> dict[str, str]:
     """Return the files of a checkpoint's folder by name."""
     tokenizer = GgufTokenizer(str(file), header.metadata)
     raw, ends = tokenizer.build(), tokenizer.end_ids()
@@ -188,7 +172,6 @@ def _contents(file: Path, header: Header, digest: str, folder: Path) -> dict[str
         "generation_config.json": json.dumps({"eos_token_id": ends} if ends else {}, indent=2),
         "tokenizer.json": raw.to_str(),
         "tokenizer_config.json": json.dumps(tokenizer.config(), indent=2, ensure_ascii=False),
-        "README.txt": README.format(file=file, digest=digest, folder=folder),
     }
     if tokenizer.template is not None:
         contents["chat_template.jinja"] = tokenizer.template
@@ -254,16 +237,6 @@ def _decimal(value: float) -> float:
     return float(str(np.float32(value)))
 
 
-def _cache_folder() -> Path:
-    """Return the folder for the folders of GGUF files. Raises: Mismatch for a user without a home folder."""
-    try:
-        return cache_home() / "gguf"
-    except RuntimeError as error:
-        raise Mismatch(
-            f"there is no folder for a cache: {error}", remedy="set XDG_CACHE_HOME to one"
-        ) from error
-
-
 def _read_link(folder: Path) -> dict[str, Any] | None:
     """Return the contents of `gguf.json`; None if it is missing, damaged or of another format."""
     try:
@@ -272,14 +245,13 @@ def _read_link(folder: Path) -> dict[str, Any] | None:
         return None
     if not isinstance(link, dict) or link.get("format") != FORMAT:
         return None
-    is_valid = all(isinstance(link.get(key), str) for key in ("file", "sha256", "name"))
+    is_valid = all(isinstance(link.get(key), str) for key in ("file", "sha256"))
     return link if is_valid else None
 
 
 def _write_folder(folder: Path, contents: Mapping[str, str]) -> None:
     """Write a folder atomically; another process may write the same one. Raises: OSError."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    _remove_abandoned(folder.parent)
     logger.info("writing the configuration and tokenizer of a GGUF file to %s", folder)
     partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
@@ -295,24 +267,3 @@ def _write_folder(folder: Path, contents: Mapping[str, str]) -> None:
             raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-
-
-def _remove_abandoned(parent: Path) -> None:
-    """Remove incomplete folders of processes that were killed."""
-    for partial in parent.glob(".*"):
-        with suppress(OSError):
-            if time.time() - partial.stat().st_mtime > ABANDONED_S:
-                shutil.rmtree(partial)
-
-
-def _write_error(file: Path, parent: Path, error: OSError) -> Mismatch:
-    if error.errno == errno.ENOSPC:
-        remedy = "make room, or set XDG_CACHE_HOME to a folder on a larger disk"
-        return Mismatch(
-            f"no room in {parent} for configuration and tokenizer of {file}", remedy=remedy
-        )
-    reason = error.strerror or error
-    remedy = "set XDG_CACHE_HOME to a folder that can be written"
-    return Mismatch(
-        f"cannot write configuration and tokenizer of {file} into {parent}: {reason}", remedy=remedy
-    )

@@ -78,7 +78,7 @@ class ModelSettings(ServiceSettings):
         None,
         description="folder of a release (pair.json and probes), or of several: the model must be that of one; the "
         "engine computes the first layers of their probes, so that it sends 256 numbers a segment instead of its "
-        "states; SIGHUP has it read again; unset: none",
+        "states; it is read again when a call names a probe that it lacks; unset: none",
     )
     max_context_tokens: int | None = Field(
         None,

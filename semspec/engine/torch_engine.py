@@ -297,9 +297,6 @@ class TorchEngine(LocalEngine):
             requests.num_cached,
         )
 
-    async def read_probes(self) -> None:
-        await asyncio.to_thread(self._projections.read)
-
     async def _results(
         self, tokens: list[int], request: Request, session: str
     ) -> AsyncGenerator[Result, None]:

@@ -49,26 +49,6 @@ def num_features(features: FeatureSet, layers: LayerSet, shape: tuple[int, int])
     return num_states + (0 if features == "states" else len(SURPRISAL_FEATURES))
 
 
-def assemble(
-    features: FeatureSet, layers: LayerSet, states: Tensor, surprisal: Tensor | None
-) -> Tensor:
-    """Return features, fp32 `[num_segments, num_features]`.
-
-    `states`: `[num_segments, num_layers + 1, hidden_size]`; `surprisal`: `[num_segments, num_surprisal_features]`.
-    """
-    parts: list[Tensor] = []
-    if features != "surprisal":
-        chosen = (
-            states if layers == "all" else states[:, list(layer_indices(layers, states.shape[1]))]
-        )
-        parts.append(chosen.flatten(1))
-    if features != "states":
-        if surprisal is None:
-            raise ValueError(f"features {features!r} need surprisal statistics")
-        parts.append(surprisal)
-    return torch.cat([part.float() for part in parts], 1)
-
-
 PROBE_FORMAT = 2
 """Format of an artifact. In format 2, labels leave out the judged segment, distinguish ends of turns from boundaries,
 and contain no truncated segments. A card that states no format has format 1."""

@@ -20,7 +20,7 @@ from semspec.errors import SemspecError, Unavailable
 from semspec.files import replacing
 from semspec.observability import configure_logging, exported_traces
 from semspec.rpc.calls import MAX_MESSAGE_BYTES, Methods
-from semspec.rpc.servicers import LOADING, ModelServicer, Servicer, watch_steps
+from semspec.rpc.servicers import LOADING, Servicer, watch_steps
 from semspec.rpc.tls import server_credentials
 from semspec.settings import ServiceSettings
 
@@ -54,7 +54,6 @@ class ServiceServer:
         self._health = health.HealthServicer()
         self._is_loaded = self._is_stalled = False
         self._background = Background()
-        self._reading = asyncio.Lock()
         token = settings.service_token
         methods = Methods(token.get_secret_value() if token else None)
         handlers = {
@@ -100,17 +99,6 @@ class ServiceServer:
             )
         self._is_loaded = True
         await self._refuse("")
-
-    def reload(self) -> None:
-        """Have an engine reload its probes while calls go on, after a reload in progress. Ignored before `load` has
-        ended, which reads them anyway."""
-        if self._is_loaded:
-            self._background.spawn(self._read_probes())
-
-    async def _read_probes(self) -> None:
-        async with self._reading:
-            await self._servicer.backend.read_probes()
-        logger.info("%s reloaded its probes", self._servicer.name)
 
     async def stop(self) -> None:
         """Stop serving, wait `settle_s`, drain calls for at most `grace_s`, free the model unless it hangs."""
@@ -167,7 +155,6 @@ def run(servicer: Servicer[Any], settings: ServiceSettings) -> None:
 
 async def serve(servicer: Servicer[Any], settings: ServiceSettings) -> None:
     """Serve until SIGTERM or SIGINT, then drain. Before the model is loaded, either signal exits the process at once.
-    SIGHUP has draft and target read the probes again.
 
     Raises: Unavailable when the port cannot be bound; what the servicer's `load` raises.
     """
@@ -175,8 +162,6 @@ async def serve(servicer: Servicer[Any], settings: ServiceSettings) -> None:
     if settings.port_file:
         settings.port_file.unlink(missing_ok=True)
     server, metrics = ServiceServer(servicer, settings), _metrics_server(settings)
-    if isinstance(servicer, ModelServicer):
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, server.reload)
     try:
         await server.start()
         await server.load()

@@ -13,7 +13,6 @@ from semspec.files import read_json
 from semspec.keys import OPERATOR, entry
 from semspec.pairs import NamedPair
 from semspec.release import Release, load_release
-from semspec.types import GOOD_ENOUGH
 
 ROLES = ("draft", "target", "verifier")
 Command = tuple[str, ...]
@@ -141,12 +140,7 @@ class StackConfig:
             return []
         path = self.pair / "target.json"
         try:
-            metrics = read_json(path).get("metrics", {})
-            if headline := metrics.get("verdict"):  # a card whose report had a single verdict
-                return [
-                    {"standing": "good" if headline == GOOD_ENOUGH else "bad", "text": headline}
-                ]
-            verdicts = metrics.get("verdicts", [])
+            verdicts = read_json(path).get("metrics", {}).get("verdicts", [])
             return [
                 {name: str(verdict[name]) for name in ("standing", "text")} for verdict in verdicts
             ]

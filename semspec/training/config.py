@@ -36,9 +36,6 @@ class ServerSampler(Part):
     concurrency: int = Field(40, ge=1, le=1024, description="requests in flight")
     timeout_s: float = Field(120, gt=0)
     max_retries: int = Field(5, ge=0, le=20)
-    seeded: bool = Field(
-        True, description="send a seed with each request; false for servers that cannot take one"
-    )
 
     @model_validator(mode="after")
     def _has_model(self) -> "ServerSampler":

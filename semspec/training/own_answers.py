@@ -1,14 +1,12 @@
 """The target's own answers to prompts, with a draft at each of their contexts.
 
-Every segment that is written is kept, so that a killed run goes on where it was.
+Every compared answer is kept, so that a killed run repeats only those that it was writing.
 """
 
 import json
 import os
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import aclosing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -28,15 +26,14 @@ from semspec.training.evaluation.quantiles import OwnContexts
 from semspec.training.files import StageFolder
 from semspec.types import (
     Context,
+    GeneratedSegment,
     GenerationParams,
     Message,
     ModelInfo,
     Piece,
     SamplingParams,
-    Segment,
     Segmentation,
     SegmentEnd,
-    Writer,
     derive_seed,
 )
 
@@ -95,62 +92,57 @@ class Settings:
         }
 
 
-@dataclass(slots=True)
-class Answer:
-    """The stored part of an answer."""
-
-    segments: list[Segment] = field(default_factory=list)
-    timed_ms: float = 0.0
-    """Time of the segments that were written while no other answer was."""
-    num_timed_tokens: int = 0
-    contexts: list[dict[str, Any]] = field(default_factory=list)
-    """Comparison of each segment with a draft, once all segments are compared."""
-
-    @property
-    def is_ended(self) -> bool:
-        """Return whether the target ended it."""
-        return bool(self.segments) and self.segments[-1].end.is_last
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(len(segment.token_ids) for segment in self.segments)
-
-
 class Answers:
-    """The answers in WORK/answers.jsonl: a line for each segment, and one for the comparison of a whole answer."""
+    """The compared answers in WORK/answers.jsonl, one a line."""
 
     def __init__(
         self, work: Path, settings: Settings, questions: Sequence[str], infos: dict[str, ModelInfo]
     ) -> None:
-        """Raises: Mismatch when the folder has answers of other models or settings."""
-        self.questions, self._settings = questions, settings
-        self._tokenizer = infos["target"].tokenizer
+        """Raises: Mismatch when the folder has answers of other models or settings, or is damaged."""
+        self.questions = questions
         fingerprints = {role: info.fingerprint for role, info in infos.items()}
         StageFolder(work).claim(settings.recipe() | {"fingerprints": fingerprints})
         self._path = work / "answers.jsonl"
-        self._found = defaultdict[str, Answer](Answer)
-        self._read()
-
-    def answer(self, index: int) -> Answer:
-        return self._found[self._key(index)]
+        try:
+            lines = complete_lines(self._path) if self._path.exists() else ()
+            self._found = {row["prompt"]: row for row in map(json.loads, lines)}
+        except (ValueError, KeyError, TypeError) as error:
+            raise Mismatch(
+                f"{self._path} is damaged: {error}",
+                remedy="delete it and run the same command again",
+            ) from error
 
     def missing(self) -> list[int]:
-        """Return the numbers of the prompts whose answers are not written or not compared."""
-        return [index for index in range(len(self.questions)) if not self.answer(index).contexts]
+        """Return the numbers of the prompts without an answer."""
+        return [
+            index for index in range(len(self.questions)) if self._key(index) not in self._found
+        ]
 
-    def add_segment(self, index: int, segment: Segment, write_ms: float | None) -> None:
-        """Keep a segment. `write_ms`: None: it was written together with others."""
-        fields = {"text": segment.text, "token_ids": segment.token_ids, "end": segment.end.value}
-        self._append({"prompt": self._key(index), "segment": fields, "write_ms": write_ms})
-
-    def add_contexts(self, index: int, contexts: Sequence[dict[str, Any]]) -> None:
-        """Keep the comparison of an answer, which is then finished."""
-        self._append({"prompt": self._key(index), "contexts": contexts})
+    def add(
+        self,
+        index: int,
+        contexts: Sequence[dict[str, Any]],
+        timed: Sequence[GeneratedSegment],
+    ) -> None:
+        """Keep an answer. `contexts`: one of each segment; `timed`: segments written while no other answer was."""
+        row = {
+            "prompt": self._key(index),
+            "contexts": contexts,
+            "timed_ms": sum(generated.duration_ms for generated in timed),
+            "num_timed_tokens": sum(len(generated.segment.token_ids) for generated in timed),
+        }
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        self._found[row["prompt"]] = row
 
     def contexts(self) -> OwnContexts:
         """Return all contexts of the answers. Raises: InvalidRequest if there are none."""
-        answers = [self.answer(index) for index in range(len(self.questions))]
-        rows = [(number, row) for number, answer in enumerate(answers) for row in answer.contexts]
+        answers = self._all()
+        rows = [
+            (number, row) for number, answer in enumerate(answers) for row in answer["contexts"]
+        ]
         if not rows:
             raise InvalidRequest(
                 "the target's answers have no segment to learn from; give more prompts or a larger "
@@ -167,49 +159,20 @@ class Answers:
             repeats=np.array(column["repeats"]),
             draft_ms=np.array(column["draft_ms"]),
             score_ms=np.array(column["score_ms"]),
-            target_ms_per_token=sum(answer.timed_ms for answer in answers)
-            / sum(answer.num_timed_tokens for answer in answers),
+            target_ms_per_token=sum(answer["timed_ms"] for answer in answers)
+            / sum(answer["num_timed_tokens"] for answer in answers),
         )
 
     @property
     def digest(self) -> str:
         """Digest of what the calibration is made from."""
-        return digest_of([self.answer(index).contexts for index in range(len(self.questions))])
+        return digest_of([answer["contexts"] for answer in self._all()])
+
+    def _all(self) -> list[dict[str, Any]]:
+        return [self._found[self._key(index)] for index in range(len(self.questions))]
 
     def _key(self, index: int) -> str:
         return digest_of([index, self.questions[index]])
-
-    def _append(self, row: dict[str, Any]) -> None:
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        self._take(row)
-
-    def _read(self) -> None:
-        """Read the answers of earlier runs. Raises: Mismatch when the file is damaged."""
-        if not self._path.exists():
-            return
-        try:
-            for line in complete_lines(self._path):
-                self._take(json.loads(line))
-        except (ValueError, KeyError, TypeError) as error:
-            raise Mismatch(
-                f"{self._path} is damaged: {error}",
-                remedy="delete it and run the same command again",
-            ) from error
-
-    def _take(self, row: dict[str, Any]) -> None:
-        answer = self._found[row["prompt"]]
-        if "contexts" in row:
-            answer.contexts = row["contexts"]
-            return
-        ids, end = tuple(row["segment"]["token_ids"]), SegmentEnd(row["segment"]["end"])
-        text = row["segment"]["text"]
-        answer.segments.append(Segment(text, ids, self._tokenizer, Writer.TARGET, end))
-        if row["write_ms"] is not None:
-            answer.timed_ms += row["write_ms"]
-            answer.num_timed_tokens += len(ids)
 
 
 class AnswerWriter:
@@ -225,26 +188,21 @@ class AnswerWriter:
         self._settings, self._draft, self._target = settings, draft, target
         self._answers = answers
 
-    async def write(self, index: int, is_alone: bool) -> None:
-        """Write the rest of an answer, and keep each segment when it is complete."""
-        answer = self._answers.answer(index)
-        num_left = self._settings.max_tokens - answer.num_tokens
-        if answer.is_ended or num_left <= 0:
-            return
+    async def write(self, index: int) -> list[GeneratedSegment]:
+        """Write an answer."""
         start, _ = await self._prompts(index)
-        context = Context((start, *answer.segments))
-        # Reads the context before the first segment's time begins.
+        context = Context((start,))
+        # Reads the prompt before the first segment's time begins.
         await write_all(self._target, context, self._params(index, 1, 1))
-        params = self._params(index, 0, num_left)
-        async with aclosing(self._target.generate(context, params)) as written:
-            async for generated in written:
-                write_ms = generated.duration_ms if is_alone else None
-                self._answers.add_segment(index, generated.segment, write_ms)
+        params = self._params(index, 0, self._settings.max_tokens)
+        return await write_all(self._target, context, params)
 
-    async def compare(self, index: int) -> None:
+    async def compare(
+        self, index: int, written: Sequence[GeneratedSegment], is_alone: bool
+    ) -> None:
         """Draft a segment at each context of a written answer, and score it and the target's own."""
         start, draft_start = await self._prompts(index)
-        segments = self._answers.answer(index).segments
+        segments = [generated.segment for generated in written]
         session = f"answer {index}"
         drafted, scores = [], []
         for depth in range(len(segments)):
@@ -260,7 +218,6 @@ class AnswerWriter:
                 "own_surprisal": own_score.surprisal,
                 "own_tokens": len(segment.token_ids),
                 "is_whole": segment.end is not SegmentEnd.LENGTH,
-                "text": draft.segment.text,
                 "surprisal": score.surprisal,
                 "num_tokens": len(draft.segment.token_ids),
                 "repeats": repeated_index(draft.segment, segments[:depth]) is not None,
@@ -271,7 +228,7 @@ class AnswerWriter:
                 zip(segments, own_scores, drafted, reversed(scores), strict=True)
             )
         ]
-        self._answers.add_contexts(index, rows)
+        self._answers.add(index, rows, written if is_alone else ())
 
     async def _prompts(self, index: int) -> tuple[Piece, Piece]:
         """The prompt as the target and as the draft reads it."""
@@ -299,9 +256,9 @@ async def answer_all(writer: AnswerWriter, answers: Answers, reporter: Reporter)
     num_all, begin = len(answers.questions), perf_counter()
     with reporter.bar("answers", num_all, "answers", num_all - len(missing)) as advance:
         for number, group in enumerate(_groups(missing)):
-            await gather_or_cancel(writer.write(index, is_alone=len(group) == 1) for index in group)
-            for index in group:
-                await writer.compare(index)
+            written = await gather_or_cancel(map(writer.write, group))
+            for index, segments in zip(group, written, strict=True):
+                await writer.compare(index, segments, is_alone=len(group) == 1)
                 advance(1)
             if number == 0 and (num_left := len(missing) - len(group)):
                 rest_s = (perf_counter() - begin) * num_left / len(group)

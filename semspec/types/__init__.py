@@ -20,7 +20,6 @@ from semspec.types.engine import (
     VerifierInfo,
 )
 from semspec.types.generation import (
-    GOOD_ENOUGH,
     LEAST_POSITIVE,
     LEAST_REPETITION,
     MIN_CONTEXT_TOKENS,

@@ -11,8 +11,6 @@ from typing import Any, Literal
 
 MIN_CONTEXT_TOKENS = 128
 """The smallest context window that a model is served with: a short prompt and one segment."""
-GOOD_ENOUGH = "Good enough to serve."
-"""The verdict in the cards of probes that clear every bar of their report."""
 
 
 class Writer(StrEnum):

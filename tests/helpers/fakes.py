@@ -212,9 +212,6 @@ class FakeModel:
             tuple(segments), begun, num_accepted, 1.0, open_text="".join(map(chr, begun))
         )
 
-    async def read_probes(self) -> None:
-        """A fake applies no projections."""
-
     async def aclose(self) -> None:
         """Nothing to free."""
 

@@ -88,14 +88,9 @@ class FakeEngine(FakeModel):
         )
         self.error, self.num_steps_per_segment, self.num_steps = error, num_steps_per_segment, 0
         self.freed = False
-        self.num_readings = 0
-        """Of the probes' folder."""
 
     async def info(self) -> ModelInfo:
         return self.model_info
-
-    async def read_probes(self) -> None:
-        self.num_readings += 1
 
     async def aclose(self) -> None:
         self.freed = True

@@ -12,7 +12,6 @@ from semspec.probes.probe import (
     LEAST_PROBABILITY,
     Probe,
     ProbeCard,
-    assemble,
     load_probe,
     save_probe,
 )
@@ -105,14 +104,6 @@ def test_artifact_survives_a_round_trip(tmp_path: Path) -> None:
     assert artifact.card == wanted
     inputs = torch.randn(20, 8)
     assert torch.equal(artifact.probe(inputs), probe(inputs))
-
-
-def test_features_of_a_layer_subset_are_those_layers() -> None:
-    values = torch.arange(2 * 3 * 4.0).view(2, 3, 4)
-    assert torch.equal(assemble("states", (0, 2), values, None), values[:, [0, 2]].flatten(1))
-    assert torch.equal(
-        assemble("states", (2,), values, None), assemble("states", "last", values, None)
-    )
 
 
 @pytest.mark.parametrize(

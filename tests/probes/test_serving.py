@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from semspec.errors import InvalidRequest, Mismatch
-from semspec.probes.probe import LayerSet, assemble, load_probe
+from semspec.probes.probe import LayerSet, load_probe
 from semspec.probes.projection import ServedProbe
 from semspec.probes.verifier import ProbePair, ProbeVerifier
 from semspec.types import SURPRISAL_FEATURES, States
+from tests.helpers.features import assemble
 from tests.probes.support import QUESTION, SHAPE, card, load_with, reading, save, spoilt, states
 
 

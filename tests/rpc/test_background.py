@@ -5,12 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from semspec.errors import Mismatch
 from semspec.rpc.connection import Connection
 from semspec.rpc.pool import Pool
 from semspec.rpc.replica import TARGETS
-from semspec.rpc.server import ServiceServer
-from semspec.rpc.servicers import DraftServicer, TargetServicer
+from semspec.rpc.servicers import TargetServicer
 from tests.helpers.pools import IMPATIENT, targets, until
 from tests.helpers.rpc import FakeEngine, serving, settings
 from tests.rpc.test_stalls import STALL_S, Hanging, Steps
@@ -98,29 +96,3 @@ async def test_stalls_are_watched_after_defects(caplog: pytest.LogCaptureFixture
         steps.num_steps += 1
         await until(lambda: target.pool.num_replicas == 1)
     assert caplog.text.count("the watch of the engine's steps failed; it starts again in") == 3
-
-
-async def test_reading_of_probes_that_fails_is_logged_and_the_next_succeeds(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    caplog.set_level("INFO")
-    failures: list[Exception] = [DEFECT, Mismatch("the probe is damaged")]
-
-    class Unreadable(FakeEngine):
-        async def read_probes(self) -> None:
-            if failures:
-                raise failures.pop()
-            await super().read_probes()
-
-    engine = Unreadable()
-    server = ServiceServer(DraftServicer(lambda: engine), settings())
-    await server.start()
-    await server.load()
-    server.reload()
-    await until(lambda: len(failures) == 1)
-    server.reload()
-    await until(lambda: not failures)
-    server.reload()
-    await until(lambda: engine.num_readings == 1)
-    assert caplog.text.count("a background task failed") == 2
-    await server.stop()

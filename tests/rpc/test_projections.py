@@ -36,9 +36,10 @@ async def pooled(players: Players) -> AsyncIterator[Backends]:
         yield replace(backends, projections=(await backends.verifier.info()).projections)
 
 
-async def read_probes(players: Players) -> None:
+def read_probes(players: Players) -> None:
     for engine in players[:2]:
-        await engine.read_probes()
+        assert isinstance(engine, TorchEngine)
+        engine._projections.read()
 
 
 async def sent(
@@ -87,7 +88,7 @@ async def test_trace_is_the_same_with_states_and_with_projections(
         assert whole[0] > 0 and (whole[1] > 0) is (strategy != "surprisal"), (
             "its target's probe uses no states"
         )
-        await read_probes(players)
+        read_probes(players)
         assert_same(expected, await trace(generation, backends))
         assert num_whole(backends) == whole
 
@@ -128,7 +129,7 @@ async def test_handshake_tells_which_projections_are_held(players: Players) -> N
         await draft.info(), await target.info(), await verifier.info(), Backends(*players)
     )
     assert served.sends_whole_states == ("draft", "target") and served.draft.projections == ()
-    await read_probes(players)
+    read_probes(players)
     async with pooled(players) as backends:
         infos = await backends.drafter.info(), await backends.target.info()
     assert infos == (await draft.info(), await target.info())
@@ -143,7 +144,7 @@ async def test_files_are_read_when_they_change_and_forgotten_when_they_go(
 ) -> None:
     target = players[1]
     assert isinstance(target, TorchEngine)
-    await target.read_probes()
+    target._projections.read()
     own, last = (
         first_layer(tmp_path / "target.safetensors"),
         tmp_path / "alternatives" / "last-hidden",
@@ -152,17 +153,17 @@ async def test_files_are_read_when_they_change_and_forgotten_when_they_go(
     assert set((await target.info()).projections) == held
     (last / "target.safetensors").write_bytes(b"damaged")
     shutil.copytree(last, tmp_path / "alternatives" / ".hidden")
-    await target.read_probes()
+    target._projections.read()
     assert (await target.info()).projections == (own.digest,)
     assert caplog.text.count("cannot read probe") == 1
-    await target.read_probes()
+    target._projections.read()
     assert caplog.text.count("cannot read probe") == 1, "nothing has changed"
     for suffix in (".json", ".safetensors"):
         (tmp_path / "target").with_suffix(suffix).rename(
             (tmp_path / "another name").with_suffix(suffix)
         )
-    await target.read_probes()
+    target._projections.read()
     assert (await target.info()).projections == (own.digest,)
     (tmp_path / "another name.json").unlink()
-    await target.read_probes()
+    target._projections.read()
     assert not (await target.info()).projections

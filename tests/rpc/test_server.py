@@ -152,20 +152,6 @@ async def test_call_that_outlives_the_grace_is_ended() -> None:
     await client.aclose()
 
 
-async def test_backend_reads_its_configuration_again_once_it_is_loaded() -> None:
-    engine = FakeEngine()
-    server = ServiceServer(DraftServicer(lambda: engine), settings())
-    server.reload()
-    await server.start()
-    server.reload()
-    await server.load()
-    assert engine.num_readings == 0, "loading reads it"
-    server.reload()
-    server.reload()
-    await until(lambda: engine.num_readings == 2)
-    await server.stop()
-
-
 async def test_taken_port_is_refused() -> None:
     async with serving(DraftServicer(FakeEngine)) as first:
         second = ServiceServer(DraftServicer(FakeEngine), settings(port=first.port))

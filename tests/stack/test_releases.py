@@ -1,8 +1,6 @@
 """A second gateway serves a new release over the engines of the first: docs/probes.md tells an operator how."""
 
 import asyncio
-import os
-import signal
 from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
@@ -14,6 +12,7 @@ from semspec.probes.probe import load_probe, save_probe
 from semspec.probes.verifier import ProbeVerifier
 from semspec.release import load_release
 from semspec.stack import StackConfig
+from semspec.types import Context, GenerationParams, SamplingParams
 from tests.helpers.gateway import free_port
 from tests.helpers.processes import GENEROUS_S, Process, another_gateway, second
 from tests.helpers.stack import Pair, Running, http_of, served
@@ -33,11 +32,15 @@ def next_release(folder: Path, new: Path) -> None:
 
 
 async def hold_release(running: Running, role: str, release: Path) -> None:
-    """Have an engine read its folder again, and wait until it holds the release's first layers."""
-    wanted = {getattr(one, role) for one in load_release(release).projections}
-    os.kill(running.pid(role), signal.SIGHUP)
+    """Name the release's first layers in calls to an engine until it holds them."""
+    wanted = {getattr(one, role) for one in load_release(release).projections} - {""}
     async with running.engine(role) as client, asyncio.timeout(GENEROUS_S):
-        while not wanted <= {*(await client.info()).projections, ""}:
+        context = Context((await client.encode("A question"),))
+        while missing := wanted - {*(await client.info()).projections}:
+            params = GenerationParams(
+                SamplingParams(), max_tokens=1, want_states=True, projection=missing.pop()
+            )
+            _ = [segment async for segment in client.generate(context, params)]
             await asyncio.sleep(0.1)
 
 

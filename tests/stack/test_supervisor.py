@@ -27,7 +27,6 @@ from semspec.keys import entry
 from semspec.release import load_release
 from semspec.stack import BUNDLED_PAIR, Stack, StackConfig, StackError
 from semspec.stack.supervisor import keep_running
-from semspec.types import GOOD_ENOUGH
 from tests.helpers.processes import GENEROUS_S, is_running, left_alive
 from tests.stack.programs import BROKEN, DEAF, GATEWAY, config
 
@@ -184,8 +183,6 @@ async def test_serving_prints_the_way_in(
     ("metrics", "verdicts", "bad_verdicts"),
     [
         ({}, "", ""),
-        ({"verdict": GOOD_ENOUGH}, GOOD_ENOUGH, ""),
-        ({"verdict": "Bad."}, "Bad.", "Bad."),
         ({"verdicts": [{"standing": "good", "text": "By A: good."}]}, "By A: good.", ""),
         (
             {
@@ -203,7 +200,7 @@ async def test_serving_prints_the_way_in(
             "By A: few.",
         ),
     ],
-    ids=["none", "single good", "single bad", "good", "good and bad", "doubtful"],
+    ids=["none", "good", "good and bad", "doubtful"],
 )
 def test_verdicts_are_those_of_the_targets_card(
     tmp_path: Path, metrics: dict[str, object], verdicts: str, bad_verdicts: str

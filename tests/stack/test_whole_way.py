@@ -1,8 +1,6 @@
 """A question through REST, answered by five processes: what comes back, and what it costs."""
 
 import asyncio
-import os
-import signal
 import sys
 
 import psutil
@@ -10,7 +8,6 @@ import pytest
 
 from semspec.decoding import Generation
 from semspec.types import Acceptance, Context, Message, SamplingParams, Segmentation
-from tests.helpers.gateway import until
 from tests.helpers.processes import GENEROUS_S
 from tests.helpers.stack import (
     MAX_TOKENS,
@@ -157,23 +154,3 @@ async def test_states_leave_the_gateways_path(running: Running) -> None:
         answer["semspec"]["num_segments"]
         and [await running.metric(sample) for sample in samples] == before
     )
-
-
-@pytest.mark.parametrize("role", ["draft", "target"])
-async def test_engine_reads_its_probes_again_when_it_is_told_to(
-    running: Running, pair: Pair, role: str
-) -> None:
-    """By SIGHUP, while its model stays loaded."""
-    pid, card = running.pid(role), pair.probe(role).with_suffix(".json")
-    async with running.engine(role) as client:
-        held = (await client.info()).projections
-        aside = card.rename(card.with_suffix(".aside"))
-        try:
-            os.kill(pid, signal.SIGHUP)
-            less = await until(client.info, lambda info: info.projections != held)
-            assert set(less.projections) < set(held)
-        finally:
-            aside.rename(card)
-        os.kill(pid, signal.SIGHUP)
-        await until(client.info, lambda info: info.projections == held)
-    assert running.pid(role) == pid and psutil.pid_exists(pid)

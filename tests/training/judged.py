@@ -26,7 +26,6 @@ def made_up(
     return Labels(
         context=context,
         question=question,
-        depth=context % 4,
         domain=np.array(domains)[question % len(domains)],
         split=np.array(SPLITS)[np.minimum(question % 6, 3)],
         by_draft=np.arange(size) // num_samples % 2 == 1,

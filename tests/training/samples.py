@@ -73,7 +73,6 @@ def write_samples(
     return Labels(
         context=all_contexts,
         question=all_contexts,
-        depth=np.zeros_like(all_contexts),
         domain=np.full(len(all_contexts), "all"),
         split=splits[all_contexts % len(splits)],
         by_draft=drafted,

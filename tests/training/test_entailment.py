@@ -191,7 +191,7 @@ def test_segments_mean_the_same_if_each_entails_their_representative(
 ) -> None:
     """No pair is asked twice, and the reverse only after a forward entailment."""
     judge = FakeJudge(arrows.split())
-    equivalence = EntailmentEquivalence(judge)
+    equivalence = EntailmentEquivalence(judge)  # type: ignore[arg-type]
     assert equivalence.clusters([group(*segments)] * 2) == [clusters] * 2
     assert judge.asked == asked
     assert [equivalence.take_counts()["num_forwards"] for _ in range(2)] == [len(asked), 0]
@@ -207,7 +207,9 @@ def test_groups_together_are_clustered_as_one_by_one_in_fewer_batches(tmp_path: 
     assert len({tuple(one) for one in wanted}) > 1
 
     judge = FakeJudge([])
-    EntailmentEquivalence(judge).clusters([group("a", "b"), group("c", "d"), group("e")])
+    EntailmentEquivalence(judge).clusters(  # type: ignore[arg-type]
+        [group("a", "b"), group("c", "d"), group("e")]
+    )
     assert judge.batches == [2]
 
 

@@ -187,7 +187,7 @@ def test_slow_draft_is_not_the_default(
     assert "token-level, which is exact" in capsys.readouterr().out
 
 
-def test_killed_run_loses_no_finished_segment(prompts: Path, release: Path, tmp_path: Path) -> None:
+def test_killed_run_loses_no_finished_answer(prompts: Path, release: Path, tmp_path: Path) -> None:
     path = tmp_path / "work" / "answers.jsonl"
     command = [sys.executable, "-m", "semspec.cli", "train", *arguments(prompts, tmp_path)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

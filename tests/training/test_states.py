@@ -8,10 +8,11 @@ import torch
 from safetensors.torch import load_file
 
 from semspec.errors import InvalidRequest, Mismatch
-from semspec.probes.probe import FeatureSet, LayerSet, assemble
+from semspec.probes.probe import FeatureSet, LayerSet
 from semspec.training.data.labels import Labels
 from semspec.training.trainer.recipe import Role
 from semspec.training.trainer.states import BATCHES_AHEAD, FeatureSource, StateStore
+from tests.helpers.features import assemble
 from tests.training.samples import NUM_LAYERS, Watched, write_samples
 
 

@@ -11,8 +11,10 @@ from math import ceil, exp, isfinite
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from semspec.errors import Mismatch
-from semspec.files import digest_of, read_json
+from semspec.files import digest_of, first_error, read_json
 from semspec.types import SURPRISAL_FEATURES, ModelInfo, OperatingPoint, Segmentation
 
 CALIBRATION_FILE = "likelihood.json"
@@ -140,6 +142,9 @@ def _known(calibration: Calibration) -> dict[str, Any]:
     return {name: value for name, value in asdict(calibration).items() if value is not None}
 
 
+_CALIBRATION = TypeAdapter(Calibration)
+
+
 def load_calibration(path: Path) -> Calibration:
     """Read a file of `as_json`.
 
@@ -147,64 +152,38 @@ def load_calibration(path: Path) -> Calibration:
     """
     try:
         fields = read_json(path)
-        if isinstance(fields, dict) and fields.get("format") != CALIBRATION_FORMAT:
-            found = fields.get("format")
+        if isinstance(fields, dict) and (found := fields.get("format")) != CALIBRATION_FORMAT:
             raise Mismatch(
                 f"likelihood calibration {path} has format {found!r}, not {CALIBRATION_FORMAT}",
                 remedy=_REMEDY,
             )
-        digest = fields.pop("digest")
-        calibration = _parsed(fields)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        calibration = _CALIBRATION.validate_python(fields)
+    except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+        if isinstance(error, ValidationError):
+            reason = first_error(error, "all of it")
         raise Mismatch(
             f"cannot read likelihood calibration {path}: {reason}", remedy=_REMEDY
         ) from error
-    if digest != calibration.digest:
+    if fields.get("digest") != calibration.digest:
         raise Mismatch(
             f"likelihood calibration {path} is damaged: its digest does not match", remedy=_REMEDY
         )
-    if reason := _unreliable_reason(calibration):
+    if reason := _refusal_reason(calibration):
         raise Mismatch(
             f"likelihood calibration {path}: {reason}", remedy=f"{_REMEDY} on more questions"
         )
     return calibration
 
 
-def _unreliable_reason(calibration: Calibration) -> str | None:
-    """Return why the threshold rests on too little data; None if it has enough."""
+def _refusal_reason(calibration: Calibration) -> str | None:
+    """Return why this build cannot use it, or why its threshold rests on too little data; None if it can be used."""
+    if unknown := set(calibration.statistics) - set(SURPRISAL_FEATURES):
+        return f"this build computes no statistic {', '.join(sorted(unknown))}"
     if own := calibration.own:
         return too_few_reason(own.num_segments, own.quantile)
     right, wrong = calibration.num_right or 0, calibration.num_wrong or 0
     return too_small_reason(calibration.num_questions, right, wrong)
-
-
-def _parsed(fields: dict[str, Any]) -> Calibration:
-    """Raises: ValueError, TypeError or KeyError when the fields are not those of a calibration."""
-    calibration = Calibration(
-        **fields
-        | {role: CalibratedModel(**fields[role]) for role in ("draft", "target")}
-        | {name: tuple(fields[name]) for name in ("statistics", "weights")}
-        | {"segmentation": Segmentation(fields["segmentation"])}
-        | {"curve": tuple(OperatingPoint(**point) for point in fields["curve"])}
-        | ({"own": _own_segments(fields["own"])} if "own" in fields else {})
-    )
-    numbers = (*calibration.weights, calibration.bias, calibration.threshold)
-    if not all(isinstance(number, int | float) and isfinite(number) for number in numbers):
-        raise ValueError("weights, bias or threshold is not a finite number")
-    if not calibration.weights or len(calibration.weights) != len(calibration.statistics):
-        raise ValueError("there must be one weight for each statistic")
-    if unknown := set(calibration.statistics) - set(SURPRISAL_FEATURES):
-        raise ValueError(f"this build computes no statistic {', '.join(sorted(unknown))}")
-    return calibration
-
-
-def _own_segments(fields: dict[str, Any]) -> OwnSegments:
-    """Raises: ValueError, TypeError or KeyError when the fields are not those of `OwnSegments`."""
-    own = OwnSegments(**fields | {"quantiles": tuple(fields["quantiles"])})
-    if not 0 < own.quantile < 1:
-        raise ValueError("own.quantile is not between 0 and 1")
-    return own
 
 
 def _logistic(score: float) -> float:

@@ -142,10 +142,6 @@ class RetrievingDraft:
             return await self._model.propose(context, open_ids, params, num_tokens)
         return propose(self._datastore, context, open_ids, params.retrieval, num_tokens)
 
-    async def read_probes(self) -> None:
-        if self._engine is not None:
-            await self._engine.read_probes()
-
     async def aclose(self) -> None:
         if self._engine is not None:
             await self._engine.aclose()

@@ -106,9 +106,6 @@ class VllmEngine(LocalEngine):
             self._projections = tuple(await self._processes.ask("projections"))
         return replace(self._info, projections=self._projections or ())
 
-    async def read_probes(self) -> None:
-        self._projections = tuple(await self._processes.ask("read_probes"))
-
     async def aclose(self) -> None:
         if self._probing:
             self._probing.cancel()

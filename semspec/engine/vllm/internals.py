@@ -136,11 +136,6 @@ class SemspecWorker(Worker):
         """See `Grammars.is_compiled`."""
         return self._grammars is not None and self._grammars.is_compiled(grammar, num_bytes)
 
-    def read_probes(self) -> tuple[str, ...]:
-        """Read the folder of probes again, and return `projections`."""
-        self._projections.read()
-        return self.projections()
-
     def projections(self) -> tuple[str, ...]:
         """Return the digests of the projections in this process."""
         return self._projections.digests

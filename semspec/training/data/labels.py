@@ -28,8 +28,6 @@ class Labels:
     """Number of the context."""
     question: NDArray[np.int64]
     """Number of the question."""
-    depth: NDArray[np.int64]
-    """Number of segments before this one."""
     domain: NDArray[np.str_]
     split: NDArray[np.str_]
     by_draft: NDArray[np.bool_]
@@ -62,7 +60,7 @@ class Labels:
 _STORED: dict[type, tuple[str, ...]] = {
     np.bool_: ("by_draft",),
     np.float32: ("target_probability", "draft_probability", "valid"),
-    np.int64: ("question", "depth", "num_tokens", "shard", "row", "draft_row"),
+    np.int64: ("question", "num_tokens", "shard", "row", "draft_row"),
 }
 """Fields that a row of `label` has as it is, by their types."""
 
@@ -95,7 +93,6 @@ def label(
                 yield {
                     "context": context,
                     "question": questions[context.rpartition("/")[0]],
-                    "depth": row["depth"],
                     "by_draft": by_draft,
                     "target_probability": _share(
                         samples[Writer.TARGET], cluster["cluster"], not by_draft

@@ -101,9 +101,8 @@ class ServerWriter:
         """Raises: Unavailable, DeadlineExceeded, Overloaded, Mismatch when the server fails."""
         prompt = self._tokenizer.without_bos("".join(piece.text for piece in context.pieces))
         sampling, limit = self._params.sampling, self._params.max_segment_tokens
-        sent = [seed % 2**31 if self._config.seeded else None for seed in seeds]
         return asyncio.run(
-            self._segments([Completion(prompt, sampling, limit, seed) for seed in sent])
+            self._segments([Completion(prompt, sampling, limit, seed % 2**31) for seed in seeds])
         )
 
     async def _segments(self, completions: Sequence[Completion]) -> list[Segment]:

@@ -1,5 +1,4 @@
-"""Stage 7: evaluates a pair of probes on questions that no probe was trained on: whether they are good enough to serve,
-and what would improve them at least cost.
+"""Stage 7: evaluates a pair of probes on questions that no probe was trained on: are they good enough to serve?
 
 A report has a verdict for each definition of "right". Real pairs have no ground truth, only "the target says it"; data
 with a truth of its own, such as the demo's with its parser, gets both verdicts.
@@ -22,10 +21,9 @@ from semspec.training.evaluation.acceptance import (
     Recommendation,
     recommend,
 )
-from semspec.training.evaluation.metrics import Resampling, log_loss
+from semspec.training.evaluation.metrics import Resampling
 from semspec.training.evaluation.verification import (
     CRITERIA,
-    LABEL_VARIANTS,
     Criterion,
     DomainCell,
     LearningPoint,
@@ -38,29 +36,19 @@ from semspec.training.evaluation.verification import (
     evaluate_variant,
     learning_curve,
 )
-from semspec.types import GOOD_ENOUGH
 
 Tone = Literal["good", "doubtful", "bad"]
 
 
-@dataclass(frozen=True, slots=True)
-class Bars:
-    """Bars that p/q has to clear by one definition of right."""
-
-    least_auroc: float
-    most_wrong_accepted: float
-    """Share of wrong segments accepted where `LEAST_RIGHT_ACCEPTED` of the right ones are."""
-
-
-BARS: Mapping[Criterion, Bars] = {"truth": Bars(0.985, 0.03), "target says it": Bars(0.985, 0.03)}
+LEAST_AUROC = 0.985
+MOST_WRONG_ACCEPTED = 0.03
+"""Maximum share of wrong segments accepted where `LEAST_RIGHT_ACCEPTED` of the right ones are."""
 LEAST_RIGHT_ACCEPTED = 0.95
 MOST_ECE = 0.05
 CRITERION_NAMES: Mapping[Criterion, str] = {
     "truth": "By the data's own truth",
     "target says it": 'By "the target says it", the criterion of pairs without a truth',
 }
-WITHOUT_TARGET_STATES = ("surprisal alone", "likelihood")
-"""Variants that read none of the target's hidden states."""
 FEW_WRONG = 50
 """With fewer wrong segments, shares of them are unreliable."""
 FEW_QUESTIONS = 30
@@ -186,12 +174,13 @@ def evaluate(
     recommendation = recommend(
         drafts(labels, served, chosen_on, criterion), judged, evidence.cost, max_wrong_accepted
     )
-    verdicts = judge_by_each(variants, criterion, len(resampling.questions))
+    criteria = CRITERIA if criterion == "truth" else (criterion,)
+    verdicts = tuple(judge(variants[0], each, len(resampling.questions)) for each in criteria)
     return Report(
         name=evidence.name,
         criterion=criterion,
         verdicts=verdicts,
-        remarks=(*_gains(verdicts[0], curve), _rule(recommendation), *label_rule(evidence)),
+        remarks=(_rule(recommendation),),
         recommendation=recommendation,
         cost=evidence.cost,
         variants=variants,
@@ -208,29 +197,6 @@ def choose_criterion(labels: Labels) -> Criterion:
     Test questions do not influence the choice."""
     valid = labels.valid[labels.by_draft & np.isin(labels.split, ["validation", "calibration"])]
     return "truth" if (valid == 1).any() and (valid == 0).any() else "target says it"
-
-
-def label_rule(evidence: Evidence) -> list[str]:
-    """Which rule of labels predicts the shares of other samples better on held-out questions, not those of the report;
-    nothing where one rule was fitted."""
-    labels = evidence.labels
-    rows = labels.by_draft & np.isin(labels.split, ["validation", "calibration"])
-
-    def loss(predicted: Predicted) -> float:
-        of_p = log_loss(labels.target_probability[rows], predicted.target_probability[rows])
-        return of_p + log_loss(labels.draft_probability[rows], predicted.draft_probability[rows])
-
-    served = loss(evidence.served)
-    losses = {
-        LABEL_VARIANTS[variant.name]: loss(variant)
-        for variant in evidence.variants
-        if variant.name in LABEL_VARIANTS
-    }
-    return [
-        f"probes.labels: the log-loss of p and q on the validation and calibration questions is {decimal(rule_loss)} "
-        f"with {rule}, {decimal(served)} as served: {'set it' if rule_loss < served else 'the rule stands'}."
-        for rule, rule_loss in losses.items()
-    ]
 
 
 def _counts(labels: Labels, judged: Drafts, criterion: Criterion) -> Counts:
@@ -252,38 +218,22 @@ def _counts(labels: Labels, judged: Drafts, criterion: Criterion) -> Counts:
     )
 
 
-def judge_by_each(
-    variants: Sequence[Variant], criterion: Criterion, num_questions: int
-) -> tuple[Verdict, ...]:
-    """Judge the served probes by the report's `criterion`, then, if the truth is known, by "the target says it"."""
-    criteria = CRITERIA if criterion == "truth" else (criterion,)
-    return tuple(judge(variants, criterion, num_questions) for criterion in criteria)
-
-
-def judge(variants: Sequence[Variant], criterion: Criterion, num_questions: int) -> Verdict:
-    """Judge the served probes, the first of `variants`, by `criterion` on `num_questions` test questions."""
-    claims = tuple(_claims(variants[0], criterion))
-    cautions = tuple(
-        _cautions(variants[0].verifications[criterion], BARS[criterion], num_questions)
-    )
+def judge(served: Variant, criterion: Criterion, num_questions: int) -> Verdict:
+    """Judge the served probes by `criterion` on `num_questions` test questions."""
+    claims = tuple(_claims(served, criterion))
+    cautions = tuple(_cautions(served.verifications[criterion], num_questions))
     standing: Tone = (
         "bad" if not all(claim.holds for claim in claims) else "doubtful" if cautions else "good"
     )
     headline = (
-        _too_few(variants[0].verifications[criterion])
+        _too_few(served.verifications[criterion])
         or {
-            "good": GOOD_ENOUGH,
+            "good": "Good enough to serve.",
             "doubtful": "Every bar is cleared, on too few segments to rely on.",
             "bad": f"Not good enough to serve. Missed: {', '.join(claim.name for claim in claims if not claim.holds)}.",
         }[standing]
     )
-    return Verdict(
-        criterion,
-        standing,
-        headline,
-        claims,
-        (*cautions, *_equals_without_states(variants, criterion)),
-    )
+    return Verdict(criterion, standing, headline, claims, cautions)
 
 
 def _too_few(found: Verification) -> str:
@@ -301,36 +251,19 @@ def _claims(served: Variant, criterion: Criterion) -> Iterator[Claim]:
     if _too_few(verification):
         yield Claim("too few segments", "nothing can be said of p/q", False)
     else:
-        auroc, wrong, bars = verification.auroc, verification.wrong_accepted, BARS[criterion]
-        text = f"the AUROC of p/q is {decimal(auroc)}, the bar is at least {bars.least_auroc}"
-        yield Claim("AUROC", text, auroc.value >= bars.least_auroc)
+        auroc, wrong = verification.auroc, verification.wrong_accepted
+        text = f"the AUROC of p/q is {decimal(auroc)}, the bar is at least {LEAST_AUROC}"
+        yield Claim("AUROC", text, auroc.value >= LEAST_AUROC)
         text = (
             f"{share(wrong)} of the wrong segments are accepted where {LEAST_RIGHT_ACCEPTED:.0%} of the right "
-            f"ones are, the bar is at most {bars.most_wrong_accepted:.0%}"
+            f"ones are, the bar is at most {MOST_WRONG_ACCEPTED:.0%}"
         )
-        yield Claim("wrong segments accepted", text, wrong.value <= bars.most_wrong_accepted)
+        yield Claim("wrong segments accepted", text, wrong.value <= MOST_WRONG_ACCEPTED)
     probes: dict[str, ProbeUse] = {"p": "target probe, draft-written", "q": "draft probe"}
     for name, use in probes.items():
         ece = served.ece[use]
         text = f"the ECE of {name} is {decimal(ece)}, the bar is at most {MOST_ECE}"
         yield Claim(f"ECE of {name}", text, ece.value <= MOST_ECE)
-
-
-def _equals_without_states(variants: Sequence[Variant], criterion: Criterion) -> Iterator[str]:
-    """Name the variants without the target's states that separate right from wrong at least as well as the served
-    probes."""
-    served, *others = variants
-    for variant in others:
-        found = variant.verifications[criterion]
-        if (
-            variant.name in WITHOUT_TARGET_STATES
-            and found.auroc.value >= served.verifications[criterion].auroc.value
-        ):
-            yield (
-                f"The target's states bring nothing by this criterion: {variant.name}, which does not read them, has "
-                f"an AUROC of {decimal(found.auroc)} and accepts {share(found.wrong_accepted)} of "
-                "the wrong segments."
-            )
 
 
 def _no_rule(recommendation: Recommendation) -> str:
@@ -367,33 +300,13 @@ def _rule(recommendation: Recommendation) -> str:
     )
 
 
-def _gains(verdict: Verdict, curve: Sequence[LearningPoint]) -> Iterator[str]:
-    """Say whether more contexts would help a pair that misses a bar, by the last step of the learning curve."""
-    if verdict.standing != "bad" or len(curve) < 2:
-        return
-    before, after = curve[-2:]
-    auroc = f"{decimal(before.auroc.value)} to {decimal(after.auroc.value)}"
-    wrong = f"{share(before.wrong_accepted.value)} to {share(after.wrong_accepted.value)}"
-    step = (
-        f"from {before.num_contexts} to {after.num_contexts} contexts the AUROC went from {auroc}, "
-        f"the wrong segments accepted from {wrong}"
-    )
-    fewer_wrong = (
-        after.wrong_accepted.value < before.wrong_accepted.value - after.wrong_accepted.error
-    )
-    if fewer_wrong or after.auroc.value > before.auroc.value + after.auroc.error:
-        yield f"More contexts is the cheapest gain: {step}."
-    else:
-        yield f"More contexts alone may not do: {step}. Look at the clusters and at the examples."
-
-
-def _cautions(found: Verification, bars: Bars, num_questions: int) -> Iterator[str]:
+def _cautions(found: Verification, num_questions: int) -> Iterator[str]:
     if num_questions < FEW_QUESTIONS:
         yield f"Only {num_questions} test questions: too few to rely on."
     if 0 < found.num_wrong < FEW_WRONG:
         yield f"Only {found.num_wrong} wrong segments among the test questions': shares of them mean little."
     wrong, margin = found.wrong_accepted.value, 1.96 * found.wrong_accepted.error
-    if margin > bars.most_wrong_accepted > wrong - margin:
+    if margin > MOST_WRONG_ACCEPTED > wrong - margin:
         yield (
             f"The share of wrong segments accepted is anywhere from {share(max(0, wrong - margin))} to "
             f"{share(min(1, wrong + margin))} (95%): too uncertain to serve on. More test questions narrow it."

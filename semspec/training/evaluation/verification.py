@@ -29,9 +29,6 @@ Criterion = Literal["truth", "target says it"]
 """When a draft-written segment is right: by ground truth, or if one of the target's samples means the same."""
 CRITERIA: tuple[Criterion, ...] = get_args(Criterion)
 
-LABEL_VARIANTS = {"labels of both writers": "cross", "the paper's labels": "own"}
-"""Variants that differ from the served one in `probes.labels` alone, and what it is there."""
-
 ProbeUse = Literal["draft probe", "target probe, draft-written", "target probe, target-written"]
 """A probe, and the writer of the segments."""
 

@@ -20,6 +20,11 @@ from semspec.types import derive_seed
 
 Probabilities = NDArray[np.float32]
 
+BETAS = 0.9, 0.95
+"""Betas of AdamW, those of SemanticSpec."""
+STATISTICS_ROWS = 20_000
+"""Segments that the scaling and the projection are taken from."""
+
 
 class NetworkTrainer:
     """Trains a network. Epoch, seed and number of segments determine all randomness."""
@@ -32,10 +37,7 @@ class NetworkTrainer:
         """Squared errors on validation, one an epoch, and the network with the lowest."""
         self._recipe = recipe
         self._optimizer = torch.optim.AdamW(
-            self.network.parameters(),
-            recipe.learning_rate,
-            recipe.betas,
-            weight_decay=recipe.weight_decay,
+            self.network.parameters(), recipe.learning_rate, BETAS, weight_decay=0.01
         )
 
     @property
@@ -104,7 +106,7 @@ def fit(
     """
     _check(labels_array[train_idx], labels_array[validation_idx])
     device = torch.device(device_of(recipe.device, "the probes"))
-    seen = sample_of(train_idx, recipe.statistics_rows)
+    seen = sample_of(train_idx, STATISTICS_ROWS)
     reduction = fit_reduction(source, labels, seen, recipe.projection, device)
     descent = NetworkTrainer(reduction.num_outputs, recipe, device)
     free_bytes = int(recipe.memory_gib * 2**30)

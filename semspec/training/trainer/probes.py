@@ -20,13 +20,15 @@ from semspec.probes.probe import Artifact, CalibrationKind, Probe, ProbeCard, lo
 from semspec.reporting.progress import Reporter
 from semspec.training.config import PipelineConfig
 from semspec.training.data.labels import Labels
-from semspec.training.evaluation.verification import LABEL_VARIANTS, Predicted
+from semspec.training.evaluation.verification import Predicted
 from semspec.training.trainer.fit import Probabilities, fit, predict
 from semspec.training.trainer.recipe import FitRecipe, Role
 from semspec.training.trainer.states import FeatureSource, StateStore
 from semspec.types import ModelInfo
 
 SERVED = "served"
+LABEL_VARIANTS = {"labels of both writers": "cross", "the paper's labels": "own"}
+"""Variants that differ from the served one in `probes.labels` alone, and its value there."""
 
 SCALE_LIMIT = 20.0
 """Bound on the scale's factor; beyond it, the calibration split has almost no information about the probe."""

@@ -12,7 +12,7 @@ Size = Annotated[int, Field(ge=1)]
 
 
 class FitRecipe(BaseModel):
-    """Settings of a fit. The optimizer is that of SemanticSpec: AdamW, learning rate 1e-3, betas (0.9, 0.95)."""
+    """Settings of a fit."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -49,17 +49,12 @@ class FitRecipe(BaseModel):
     )
     batch_size: int = Field(default=256, ge=1)
     learning_rate: float = Field(default=1e-3, gt=0)
-    betas: tuple[float, float] = Field(default=(0.9, 0.95), description="of AdamW")
-    weight_decay: float = Field(default=0.01, ge=0)
     hidden_sizes: tuple[Size, Size] = Field(
         default=HIDDEN_SIZES, description="of the probe's two hidden layers"
     )
     projection: Size | None = Field(
         default=None,
         description="train on so many numbers a layer, a random projection; folded into the probe",
-    )
-    statistics_rows: int = Field(
-        default=20_000, ge=2, description="segments the scaling and the projection are taken from"
     )
     seed: int = Field(default=0, ge=0)
     memory_gib: float = Field(

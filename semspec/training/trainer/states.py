@@ -95,8 +95,8 @@ class FeatureSource:
         return len(self._layers)
 
     def read(self, labels: Labels, indices: Indices) -> Tensor:
-        """Read the features of the segments `indices`, in that order: `[num_segments, num_features]` fp32, as
-        `semspec.probes.probe.assemble`. Only selected rows and layers of a shard are read."""
+        """Read the features of the segments `indices`, in that order: `[num_segments, num_features]` fp32, the states
+        before the surprisal. Only selected rows and layers of a shard are read."""
         shards, rows = (
             labels.shard[indices],
             (labels.row if self.role == "target" else labels.draft_row)[indices],
