@@ -121,7 +121,7 @@ def _num_sessions(options: argparse.Namespace) -> int:
     sequential = [
         configuration.label
         for configuration in _configurations(options.strategy or [DEFAULT])
-        if configuration.runner != "gateway"
+        if configuration.runner not in ("gateway", "in-process")
     ]
     if sequential and options.sessions > 1:
         raise InvalidRequest(

@@ -31,6 +31,8 @@ from semspec_bench.runners.vllm import open_vllm
 from semspec_bench.tasks import Question, Task
 from semspec_demo.client import in_turns
 
+WARM_UP_TOKENS = 64
+"""Budget of the untimed answers before a run."""
 LOADED_BYTES_PER_S = 1e8
 """Least rate at which the services are expected to load weights; the disk's, mostly."""
 
@@ -96,7 +98,7 @@ def _runner(name: RunnerName, plan: Plan) -> AbstractAsyncContextManager[Runner]
             config = _with_load_time(StackConfig.of_pair(plan.pair), plan.pair)
             return open_stack(with_concurrency(config, plan.num_sessions))
         case "in-process":
-            return open_in_process(plan.pair)
+            return open_in_process(StackConfig.of_pair(plan.pair), plan.num_sessions)
         case "transformers":
             return open_transformers(plan.pair)
         case "server":
@@ -184,8 +186,10 @@ class Comparison:
         """Answer once untimed by each configuration; those the pair does not support are excluded, with the reason."""
         question, applicable = self._plan.task.questions[-1], list[Configuration]()
         for configuration in configurations:
+            request = self._request(question, configuration, 0)
+            short = replace(request, max_tokens=min(request.max_tokens, WARM_UP_TOKENS))
             try:
-                await runners[configuration.runner].ask(self._request(question, configuration, 0))
+                await runners[configuration.runner].ask(short)
                 applicable.append(configuration)
             except NotApplicable as error:
                 self._not_applicable[configuration.label] = str(error)
@@ -219,7 +223,7 @@ class Comparison:
             for sample, question, configuration in turns:
                 request = self._request(question, configuration, sample)
                 outcome = await runners[configuration.runner].ask(request)
-                is_right = self._plan.task.is_right(question, outcome.text)
+                is_right = await asyncio.to_thread(self._plan.task.is_right, question, outcome.text)
                 file.write(as_line(_record(request, question, sample, outcome, is_right)))
                 file.flush()
                 advance(1)

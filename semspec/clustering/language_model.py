@@ -54,7 +54,7 @@ class LanguageModelConfig(BaseModel):
     )
     revision: str | None = None
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "packed"] = "auto"
     threshold: float = Field(
         0.5, gt=0, lt=1, description="least probability of yes, against no, in both directions"
     )

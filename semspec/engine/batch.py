@@ -41,6 +41,8 @@ class BatchReading:
     """Pooled, fp32 `[num_segments, num_layers + 1, hidden_size]` (`states-v1`)."""
     surprisal: Tensor
     """fp32 `[num_segments, num_surprisal_features]`."""
+    token_statistics: list[Tensor]
+    """See `semspec.engine.logits.token_statistics`; one a segment, `[num_tokens, 4]`."""
 
 
 class ContextBatch:
@@ -139,9 +141,9 @@ class ContextBatch:
         states = torch.stack(
             [total / len(segment) for total, segment in zip(totals, segments, strict=True)]
         )
-        return BatchReading(
-            states, torch.stack([segment_surprisal(torch.cat(parts)) for parts in statistics])
-        )
+        by_segment = [torch.cat(parts) for parts in statistics]
+        surprisal = torch.stack([segment_surprisal(values) for values in by_segment])
+        return BatchReading(states, surprisal, by_segment)
 
     def last_logits(self, segments: Sequence[Sequence[int]]) -> Tensor:
         """Return the logits after each of `segments`, alternatives after the context, `[num_segments, vocab_size]`."""

@@ -50,7 +50,7 @@ class ModelConfig(Part):
     model: str = Field(min_length=1, description="folder, GGUF file, hub id, or ID:FILE.gguf")
     revision: str | None = None
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "packed"] = "auto"
     sampler: Annotated[EngineSampler | ServerSampler, Field(discriminator="backend")] = (
         EngineSampler()
     )

@@ -8,7 +8,7 @@ import torch
 from transformers import GenerationConfig
 
 from semspec.engine.checkpoint import load_tokenizer
-from semspec.stack.config import BUNDLED_PAIR
+from semspec.stack.config import BUNDLED_PAIR, StackConfig
 from semspec.types import Message
 from semspec_bench.configuration import parse
 from semspec_bench.runners.assisted import TransformersRunner
@@ -63,7 +63,7 @@ def other_pair(folder: Path, vocab_size: int, swap_tokens: bool) -> Path:
 async def test_greedy_answers_equal_our_engines_whatever_proposes(
     transformers_runner: TransformersRunner, problem: int, max_tokens: int, ends_by: str
 ) -> None:
-    async with open_in_process(BUNDLED_PAIR) as own:
+    async with open_in_process(StackConfig.of_pair(BUNDLED_PAIR)) as own:
         expected = await own.ask(asked("in-process/target", problem, max_tokens=max_tokens))
     assert expected.finish_reason == ends_by
     for method in ("target", "assisted", "lookup"):

@@ -79,6 +79,19 @@ def test_servers_run_one_after_another_after_all_others() -> None:
     ]
 
 
+def test_sessions_side_by_side_in_one_process_give_the_same_answers(tmp_path: Path) -> None:
+    carry_out(plan(), tmp_path / "alone")
+    carry_out(plan(num_sessions=4), tmp_path / "several")
+    alone, several = (
+        {
+            record.key: record.text_digest
+            for record in read_records(tmp_path / name / "records.jsonl")
+        }
+        for name in ("alone", "several")
+    )
+    assert several == alone and len(alone) == 6
+
+
 def test_configurations_may_be_added_to_a_run(tmp_path: Path) -> None:
     carry_out(plan(LABELS[:1], limit=2), tmp_path)
     carry_out(plan(limit=2), tmp_path)
@@ -150,7 +163,7 @@ def test_folder_of_other_code_is_refused_and_the_default_one_is_new(
         ("run --task demo --limit 1 --strategy vllm/target", 2, "--vllm"),
         ("run --task demo --sessions 0", 2, "choose 1 to 128"),
         (
-            "run --task demo --sessions 4 --strategy target,in-process/semantic",
+            "run --task demo --sessions 4 --strategy target,transformers/assisted",
             2,
             "leave --sessions out",
         ),

@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from semspec.engine.checkpoint import load_tokenizer, model_fingerprint, tokenizer_fingerprint
-from semspec.stack import BUNDLED_PAIR
+from semspec.stack import BUNDLED_PAIR, StackConfig
 from semspec.types import Message
 from semspec_bench.configuration import parse
 from semspec_bench.runners.in_process import InProcessRunner, open_in_process
@@ -42,7 +42,7 @@ def questions() -> list[str]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def runner() -> AsyncIterator[InProcessRunner]:
-    async with open_in_process(BUNDLED_PAIR) as runner:
+    async with open_in_process(StackConfig.of_pair(BUNDLED_PAIR)) as runner:
         yield runner
 
 

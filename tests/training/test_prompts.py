@@ -60,6 +60,9 @@ async def test_draft_samples_and_scores_after_its_own_prompt_as_when_served(
     assert written.states is not None
     states = np.frombuffer(written.states.data, "<f4").reshape(written.states.shape)
     assert np.allclose(tensors["draft_states"][0].float().numpy(), states, atol=2e-2)
+    by_row = tensors["token_statistics"].split([row["num_tokens"] for row in rows])
+    means = [float(values[:, 0].mean()) for values in by_row]
+    assert np.allclose(tensors["surprisal"][:, 0], means, atol=1e-5)
 
 
 def test_plain_question_and_an_old_trace_have_one_prompt(

@@ -3,7 +3,6 @@
 import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from pathlib import Path
 from time import perf_counter
 
 from semspec.decoding import Backends, Generation, Options, Verifier, decode, render_prompts
@@ -11,7 +10,7 @@ from semspec.decoding.backends import WithoutProbes
 from semspec.decoding.likelihood.calibration import CALIBRATION_FILE, load_calibration
 from semspec.decoding.retrieval.datastore import Datastore
 from semspec.decoding.retrieval.drafter import RetrievingDraft
-from semspec.engine.torch_engine import TorchEngine
+from semspec.engine.torch_engine import KV_BYTES, TorchEngine
 from semspec.errors import InvalidRequest, Mismatch
 from semspec.probes.verifier import ProbeVerifier
 from semspec.records import SegmentTrace
@@ -92,9 +91,13 @@ def read_options(defaults: Defaults, configuration: Configuration) -> tuple[Opti
 
 
 @asynccontextmanager
-async def open_in_process(pair: Path) -> AsyncIterator[InProcessRunner]:
-    """Run both engines in this process, with a thread each. Raises: Mismatch."""
-    config = StackConfig.of_pair(pair)
+async def open_in_process(
+    config: StackConfig, num_sessions: int = 1
+) -> AsyncIterator[InProcessRunner]:
+    """Run both engines in this process, with a thread each. With several sessions, their caches hold more prefixes.
+
+    Raises: Mismatch.
+    """
     verifier = _verifier(config)
     release = config.release
     likelihood = (
@@ -103,9 +106,10 @@ async def open_in_process(pair: Path) -> AsyncIterator[InProcessRunner]:
         else None
     )
     datastore = Datastore.load(config.datastore) if config.datastore else None
-    engine = TorchEngine.load(str(pair / "draft"), writer=Writer.DRAFT)
+    cache_bytes = KV_BYTES * 3 // 4 if num_sessions > 1 else KV_BYTES // 4
+    engine = _engine(config, Writer.DRAFT, str(config.draft_model), cache_bytes)
     draft = RetrievingDraft(engine, datastore) if datastore else engine
-    target = TorchEngine.load(str(pair / "target"), writer=Writer.TARGET)
+    target = _engine(config, Writer.TARGET, str(config.target_model), cache_bytes)
     try:
         infos = await draft.info(), await target.info(), await verifier.info()
         if release and (reason := release.mismatch_reason(*infos)):
@@ -115,6 +119,11 @@ async def open_in_process(pair: Path) -> AsyncIterator[InProcessRunner]:
     finally:
         await draft.aclose()
         await target.aclose()
+
+
+def _engine(config: StackConfig, writer: Writer, model: str, cache_bytes: int) -> TorchEngine:
+    dtype = config.given(f"SEMSPEC_{writer.value.upper()}_DTYPE") or "auto"
+    return TorchEngine.load(model, writer=writer, dtype=dtype, cache_bytes=cache_bytes)
 
 
 def _verifier(config: StackConfig) -> Verifier:

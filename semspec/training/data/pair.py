@@ -76,20 +76,26 @@ class Pair:
 
     def sample(self, context: ProbeContext) -> tuple[list[Row], dict[str, Tensor]]:
         """Return rows, the target's segments first, and tensors aligned with them: `target_states` [rows, layers + 1,
-        hidden], `surprisal` [rows, features] fp32; `draft_states` of the draft's own segments only."""
+        hidden], `surprisal` [rows, features] fp32; `draft_states` of the draft's own segments only. `token_statistics`
+        [tokens, 4] fp32 has `num_tokens` entries a row, of the target."""
         segments = {
             writer: self._written(context, writer) for writer in (Writer.TARGET, Writer.DRAFT)
         }
         all_segments = segments[Writer.TARGET] + segments[Writer.DRAFT]
         ids = self._ids(Writer.TARGET, context, all_segments)
-        states, surprisal = self._read(Writer.TARGET, context, ids)
+        states, surprisal, statistics = self._read(Writer.TARGET, context, ids)
         draft_ids = self._ids(Writer.DRAFT, context, segments[Writer.DRAFT])
-        draft_states, _ = self._read(Writer.DRAFT, context, draft_ids)
+        draft_states, *_ = self._read(Writer.DRAFT, context, draft_ids)
         rows = [
             _row(context, segment, len(segment_ids))
             for segment, segment_ids in zip(all_segments, ids, strict=True)
         ]
-        return rows, {"target_states": states, "surprisal": surprisal, "draft_states": draft_states}
+        return rows, {
+            "target_states": states,
+            "surprisal": surprisal,
+            "draft_states": draft_states,
+            "token_statistics": statistics,
+        }
 
     def _written(self, context: ProbeContext, writer: Writer) -> list[Segment]:
         config = self._config.samples
@@ -113,12 +119,14 @@ class Pair:
 
     def _read(
         self, reader: Writer, context: ProbeContext, segments: Sequence[list[int]]
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         model = self.models[reader]
         batch, size = model.at(context.read_by(reader)), model.rows_at_once
         parts = [batch.read(segments[i : i + size]) for i in range(0, len(segments), size)]
         states = to_disk(torch.cat([part.states for part in parts]).cpu())
-        return states, torch.cat([part.surprisal for part in parts]).float().cpu()
+        surprisal = torch.cat([part.surprisal for part in parts]).float().cpu()
+        by_segment = [values for part in parts for values in part.token_statistics]
+        return states, surprisal, torch.cat(by_segment).float().cpu()
 
     def until(self, deadline: float) -> "Pair":
         """Return the pair with writers that raise DeadlinePassed when `time.monotonic` is past `deadline`."""

@@ -1,0 +1,207 @@
+"""pass@1 and the target's share of the tokens, for strategies that answer the same questions: `python -m
+studies.natural.served`.
+
+`run` answers with both models in this process, many questions at a time: it measures quality. `--sessions 1` measures
+times too. A run that is killed goes on where it was. `report` prints the tables, from its folder or from the compressed
+answers that `keep` writes.
+"""
+
+import argparse
+import asyncio
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import binomtest
+
+from semspec.reporting.files import read_json, write_json
+from semspec.reporting.progress import Reporter
+from semspec.stack import StackConfig
+from semspec.types import Message
+from semspec_bench.configuration import parse
+from semspec_bench.record import ANSWERS, RECORDS, Record, read_records, write_answers
+from semspec_bench.run import Comparison, Plan
+from semspec_bench.runners.in_process import open_in_process
+from semspec_bench.summary import by_question
+from semspec_bench.tasks import Question, Task
+from semspec_bench.tasks.mathematics import INSTRUCTION, Judge, stated_answer
+from studies.natural.questions import read
+
+Floats = NDArray[np.float64]
+NUM_RESAMPLES = 1000
+STRATEGIES = (
+    "target",
+    "draft",
+    "token-level",
+    "likelihood",
+    *(
+        f"semantic:{rule}:gamma={gamma}:segmentation={segmentation}"
+        for segmentation in ("paragraph", "sentence")
+        for rule in ("rule=sample", "rule=threshold")
+        for gamma in (1, 2, 3)
+    ),
+    "spec-reason",
+    "spec-thinking",
+    "random:rule=sample",
+    "semantic:probes=last-hidden",
+)
+"""Those that PREREGISTERED.md names; the first is the baseline. What a pair lacks, such as probes, is left out with the
+reason."""
+COLUMNS = (
+    "strategy",
+    "pass@1",
+    "minus target's",
+    "gained, lost",
+    "McNemar's p",
+    "tokens by the target",
+    "mean tokens",
+    "mean time",
+    "times the target's speed",
+)
+
+
+def task(part: Any, limit: int | None) -> Task:
+    """Return the first `limit` questions of a part as a task graded by math-verify."""
+    judge = Judge()
+    questions = [
+        Question(row["id"], (Message("user", f"{row['problem']}\n{INSTRUCTION}"),), row["answer"])
+        for row in read(part)
+    ]
+    return Task(
+        f"math500-{part}",
+        questions[:limit],
+        lambda reference, text: judge.is_equivalent(reference, stated_answer(text)),
+    )
+
+
+async def run(options: argparse.Namespace) -> None:
+    """Answer every question by every strategy. Finished answers are kept."""
+    labels = [label for text in options.strategy or STRATEGIES for label in text.split(",")]
+    models = {"draft": options.draft, "target": options.target}
+    plan = Plan(
+        task(options.part, options.limit),
+        [parse(f"in-process/{label}") for label in labels],
+        Path("+".join(Path(model).stem for model in models.values())),
+        options.temperature,
+        0.95,
+        options.max_tokens,
+        options.samples,
+        num_sessions=options.sessions,
+    )
+    comparison = Comparison(plan, options.output, Reporter())
+    facts = read_json(options.output / "run.json")
+    facts["environment"]["models"] = models
+    write_json(options.output / "run.json", facts)
+    packed = {
+        f"SEMSPEC_{role.upper()}_DTYPE": "packed"
+        for role, model in models.items()
+        if model.endswith(".gguf")
+    }
+    config = StackConfig(options.draft, options.target, options.release, environment=packed)
+    async with open_in_process(config, options.sessions) as runner:
+        await comparison.run({"in-process": runner})
+
+
+def report(records: Sequence[Record], is_timed: bool) -> Iterator[str]:
+    """Yield the lines of the table over the questions that all strategies have answered, Markdown."""
+    answers: dict[str, dict[tuple[str, int], Record]] = {}
+    for record in records:
+        label = record.label.removeprefix("in-process/")
+        answers.setdefault(label, {})[record.question, record.sample] = record
+    keys = sorted(set.intersection(*(set(own) for own in answers.values())))
+    if "target" not in answers or not keys:
+        raise SystemExit("no question has been answered by all strategies and the target")
+    questions = np.unique([question for question, _ in keys], return_inverse=True)[1]
+    num_questions = int(questions.max()) + 1
+    drawn = np.random.default_rng(0).integers(0, num_questions, (NUM_RESAMPLES, num_questions))
+    yield f"{num_questions} questions, {len(keys)} answers by each strategy. 95% intervals over questions."
+    yield ""
+    columns = COLUMNS if is_timed else COLUMNS[:-2]
+    yield f"| {' | '.join(columns)} |"
+    yield "|---" * len(columns) + "|"
+    target = [answers["target"][key] for key in keys]
+    for label in sorted(answers, key=lambda label: label != "target"):
+        rows = [answers[label][key] for key in keys]
+        yield f"| {' | '.join(_cells(label, rows, target, questions, drawn)[: len(columns)])} |"
+
+
+def _cells(
+    label: str,
+    rows: Sequence[Record],
+    target: Sequence[Record],
+    questions: NDArray[np.intp],
+    drawn: NDArray[np.int64],
+) -> list[str]:
+    right, base = (_means(side, "is_right", questions) for side in (rows, target))
+    latency, base_latency = (_means(side, "latency_s", questions) for side in (rows, target))
+    gained = sum(row.is_right > other.is_right for row, other in zip(rows, target, strict=True))
+    lost = sum(row.is_right < other.is_right for row, other in zip(rows, target, strict=True))
+    p = binomtest(gained, gained + lost).pvalue if gained + lost else 1.0
+    own, every = (_means(rows, name, questions) for name in ("num_target_tokens", "num_tokens"))
+    speed_up = _interval(
+        base_latency.mean() / latency.mean(),
+        base_latency[drawn].mean(1) / latency[drawn].mean(1),
+        "{:.2f}",
+    )
+    shares = _interval(own.sum() / every.sum(), own[drawn].sum(1) / every[drawn].sum(1), "{:.1%}")
+    return [
+        label,
+        _interval(right.mean(), right[drawn].mean(1), "{:.1%}"),
+        _interval((right - base).mean(), (right - base)[drawn].mean(1), "{:+.1%}"),
+        f"{gained}, {lost}",
+        f"{p:.3f}",
+        shares,
+        f"{every.mean():.0f}",
+        f"{latency.mean():.1f} s",
+        speed_up,
+    ]
+
+
+def _means(rows: Sequence[Record], name: str, questions: NDArray[np.intp]) -> Floats:
+    return by_question(np.array([getattr(row, name) for row in rows], dtype=np.float64), questions)
+
+
+def _interval(value: float, resampled: Floats, form: str) -> str:
+    low, high = np.quantile(resampled, (0.025, 0.975))
+    return f"{form} ({form} to {form})".format(value, low, high)
+
+
+def main() -> None:
+    """Run one of the commands."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    command = commands.add_parser("run")
+    command.add_argument("draft", help="folder or GGUF file of the draft")
+    command.add_argument("target", help="folder or GGUF file of the target")
+    command.add_argument("output", type=Path, help="folder of the run")
+    command.add_argument("--release", type=Path, help="folder with pair.json, calibration, probes")
+    command.add_argument("--part", choices=("learn", "tune", "report"), default="report")
+    command.add_argument("--strategy", action="append", help="labels as in semspec bench")
+    command.add_argument("--temperature", type=float, default=0.6)
+    command.add_argument("--samples", type=int, default=2)
+    command.add_argument("--limit", type=int, help="number of questions")
+    command.add_argument("--max-tokens", type=int, default=1024)
+    command.add_argument("--sessions", type=int, default=16, help="concurrent questions")
+    command = commands.add_parser("keep")
+    command.add_argument("run", type=Path, help="folder of the run")
+    command.add_argument("file", type=Path, help=f"file to write, NAME{ANSWERS}")
+    command = commands.add_parser("report")
+    command.add_argument("run", type=Path, help=f"folder of the run, or NAME{ANSWERS}")
+    command.add_argument("--timed", action="store_true", help="one answer at a time was written")
+    options = parser.parse_args()
+    if options.command == "run":
+        asyncio.run(run(options))
+        return
+    records = read_records(options.run / RECORDS if options.run.is_dir() else options.run)
+    if options.command == "keep":
+        write_answers(options.file, records)
+    else:
+        print("\n".join(report(records, options.timed)))
+
+
+if __name__ == "__main__":
+    main()

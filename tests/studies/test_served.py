@@ -1,0 +1,48 @@
+"""The natural study's tables of served answers, against counts done by hand."""
+
+import numpy as np
+import pytest
+
+from semspec_bench.record import Record
+from studies.natural.served import report
+from tests.bench.test_summary import record
+
+
+def answers(label: str, right: int, **other: object) -> list[Record]:
+    """Two answers to each of 40 questions; both answers to the first `right` questions are right."""
+    return [
+        record(f"in-process/{label}", question, sample=sample, is_right=question < right, **other)
+        for question in range(40)
+        for sample in (0, 1)
+    ]
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_report_pairs_answers_and_counts_discordant_ones() -> None:
+    target = answers("target", right=20, latency_s=2.0)
+    draft = answers("draft", right=12, latency_s=1.0, num_target_tokens=25)
+    draft[-1] = record("in-process/draft", 39, sample=1, latency_s=1.0, num_target_tokens=25)
+    head, _, _, _, first, second = report(target + draft, is_timed=True)
+    assert head.startswith("40 questions, 80 answers")
+    assert cells(first)[:4] == ["target", cells(first)[1], "+0.0% (+0.0% to +0.0%)", "0, 0"]
+    label, right, difference, counts, p, share, _, _, speed_up = cells(second)
+    assert (label, counts) == ("draft", "1, 16")
+    assert right.startswith("31.2% (") and difference.startswith("-18.8% (")
+    assert float(p) == pytest.approx(2 * 18 / 2**17, abs=1e-3)  # 0 or 1 of 17, both sides
+    assert share == "25.0% (25.0% to 25.0%)" and speed_up == "2.00 (2.00 to 2.00)"
+
+
+def test_report_resamples_questions_not_answers() -> None:
+    [*_, line] = report(answers("target", right=20), is_timed=False)
+    low, high = (float(part.strip("%)( ")) for part in cells(line)[1].split("(")[1].split("to"))
+    error = np.sqrt(0.25 / 40)
+    assert (high - low) / 100 == pytest.approx(2 * 1.96 * error, rel=0.15)
+    assert len(cells(line)) == 7
+
+
+def test_report_without_the_targets_answers_is_refused() -> None:
+    with pytest.raises(SystemExit, match="the target"):
+        list(report(answers("draft", right=3), is_timed=False))
