@@ -76,14 +76,15 @@ RECORD = SegmentRecord(
 )
 
 
-@pytest.mark.parametrize("pays_until", [6, 1000, 0.6])
+@pytest.mark.parametrize("pays_until", [6, 1000])
 @pytest.mark.parametrize("num_streams", LOADS)
 def test_throughput_is_that_of_the_faster_mode(num_streams: int, pays_until: float) -> None:
     engines = Engines(pays_until)
     load = Load(engines)
     load.run(num_streams, 600)
+    duration_s = max(900, 6000 / num_streams)
     better = max(engines.rate(num_streams, drafts) for drafts in (True, False))
-    assert load.run(num_streams, 1800) >= 0.95 * num_streams * better
+    assert load.run(num_streams, duration_s) >= 0.95 * num_streams * better
 
 
 @pytest.mark.parametrize("num_streams", LOADS)

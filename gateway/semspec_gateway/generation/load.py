@@ -26,6 +26,9 @@ _log = logging.getLogger(__name__)
 NUM_SEGMENTS, NUM_SEGMENTS_PER_GENERATION = 32, 4
 """Least segments of a window. The time of a drafted segment varies by about its mean, because a rewrite takes several
 times as long as an acceptance; so 32 give the rate within 18%, and 4 for each of 64 generations within 6%."""
+NUM_SEGMENTS_OF_SLOW_PROBE, SLOW = 8, 2.0
+"""A probe that takes this many times as long as a window of the preferred mode needs only so many segments: its result
+is clear, and each further segment costs."""
 WEIGHT = 0.3
 """Weight of the latest window in a mode's rate: four windows have three quarters of it, so errors are about .4 of one
 window's."""
@@ -81,6 +84,8 @@ class _Level:
     """Tokens/s of a generation, by whether segments are drafted."""
     probe_at: float = 0.0
     """When the other mode is due for a probe."""
+    window_s: float = 0.0
+    """How long segments were begun in the last window of the preferred mode."""
 
     @property
     def is_known(self) -> bool:
@@ -187,8 +192,7 @@ class LoadControl:
         if not is_measured:
             return _Segment(drafts, now, None)
         window.num_begun += 1
-        least = max(NUM_SEGMENTS, NUM_SEGMENTS_PER_GENERATION * self._num_running)
-        if window.num_begun >= least:
+        if window.num_begun >= self._num_needed(window, now):
             window.duration_s = now - window.since
         return _Segment(drafts, now, window)
 
@@ -227,6 +231,11 @@ class LoadControl:
         is_probe = level.prefers_drafts in level.rates and now >= level.probe_at
         return _Window(level.prefers_drafts is not is_probe, is_probe, now)
 
+    def _num_needed(self, window: _Window, now: float) -> int:
+        if window.is_probe and now - window.since > SLOW * self._level.window_s:
+            return NUM_SEGMENTS_OF_SLOW_PROBE
+        return max(NUM_SEGMENTS, NUM_SEGMENTS_PER_GENERATION * self._num_running)
+
     def _conclude(self, window: _Window) -> None:
         """Learn from a window once all of its segments have ended."""
         if window is not self._window or not window.is_complete:
@@ -237,9 +246,11 @@ class LoadControl:
         level, running = self._level, 1 << self._number
         has_changed = level.add(window.drafts, window.num_tokens / window.seconds)
         self._metrics.measured(running, window.drafts, level.rates[window.drafts])
-        if window.is_probe and window.duration_s is not None:
-            pause_s = window.duration_s * max(level.loss, LEAST_LOSS) / PROBE_COST
-            level.probe_at = self._clock() + pause_s
+        if window.is_probe:
+            now = self._clock()
+            level.probe_at = now + (now - window.since) * max(level.loss, LEAST_LOSS) / PROBE_COST
+        else:
+            level.window_s = window.duration_s or 0.0
         if has_changed:
             self._metrics.changes.inc()
             _log.info(
