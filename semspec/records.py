@@ -73,6 +73,7 @@ _SHAPED = (
     "repeats",
     "num_cached_tokens",
     "open_piece",
+    "undrafted",
 )
 """Fields of a record with another representation in JSON, or none; all other fields are copied unchanged."""
 _PLAIN: dict[str, Any] = {
@@ -96,6 +97,8 @@ class SegmentTrace(_Plain):
     repeats: int | None = if_any()
     """Index of the segment that the rejected draft repeats, or of this one if the draft is a loop in itself: the reason
     for the rewrite."""
+    undrafted: bool | None = if_any()
+    """True if the target wrote it alone because of load."""
     num_cached_tokens: int | None = if_any()
     """Tokens of the context that the target had cached at its first call for this segment, if known."""
 
@@ -113,6 +116,7 @@ class SegmentTrace(_Plain):
             rejected=None if record.rejected is None else SegmentText.of_segment(record.rejected),
             logprobs=None if logprobs is None else list(map(RecordToken.of, logprobs)),
             repeats=record.repeats,
+            undrafted=record.undrafted or None,
             num_cached_tokens=record.num_cached_tokens,
         )
 
@@ -182,6 +186,8 @@ class Statistics:
     """Number of proposed tokens kept; their segments count as written by the target."""
     fallback: str | None
     """Why the target continued alone; None if it did not."""
+    num_undrafted: int
+    """Segments that the target wrote alone because of load."""
     steps: Sequence[Step]
 
     @property
@@ -213,6 +219,7 @@ def statistics(records: Iterable[SegmentRecord]) -> Statistics:
         num_proposed_tokens=sum(record.num_proposed_tokens for record in records),
         num_accepted_tokens=num_accepted_tokens,
         fallback=next((record.fallback for record in records if record.fallback), None),
+        num_undrafted=sum(record.undrafted for record in records),
         steps=[step for record in records for step in _steps(record)],
     )
 

@@ -34,6 +34,7 @@ from semspec_gateway.api.tgi import tokens
 from semspec_gateway.generation.admission import Admission, Limits
 from semspec_gateway.generation.audit import Audit
 from semspec_gateway.generation.generations import Generations
+from semspec_gateway.generation.load import LoadControl
 from semspec_gateway.generation.preparation import Preparation
 from semspec_gateway.generation.runner import ChoiceRunner
 from semspec_gateway.metrics import POOLED, Metrics
@@ -85,7 +86,8 @@ def create_app(
     admission = Admission(limits, metrics)
     audit = Audit(readiness, admission, metrics, settings) if settings.audit.share else None
     leases = Leases(store, background, settings.writer_lease_s)
-    runner = ChoiceRunner(readiness, metrics, settings, audit)
+    load = LoadControl(metrics.load) if settings.load_adaptive else None
+    runner = ChoiceRunner(readiness, metrics, settings, audit, load)
     preparation = Preparation(readiness, metrics, settings)
     running = Generations(runner, admission, preparation, readiness, leases)
     formats: dict[str, type[Format]] = {

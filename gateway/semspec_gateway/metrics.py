@@ -124,6 +124,7 @@ class Metrics:
         )
         self._kept = of_vllm("vllm:spec_decode_num_accepted_tokens", "Drafted tokens accepted.")
         self.audit = _Audit(self._registry)
+        self.load = LoadMetrics(self._registry)
 
     def exposition(self, with_owners: bool = True) -> bytes:
         """All metrics in Prometheus' text format, those by owner only `with_owners`."""
@@ -143,6 +144,7 @@ class Metrics:
         self._proposed_tokens.inc(numbers.num_proposed_tokens)
         self._accepted_tokens.inc(numbers.num_accepted_tokens)
         self._rejections.inc(numbers.num_rejected)
+        self.load.undrafted.inc(numbers.num_undrafted)
         self._repeats.inc(record.repeats is not None)
         for step in numbers.steps:
             self._drafts.inc()
@@ -176,6 +178,34 @@ class Metrics:
         self._owner_generations.labels(owner, status).inc()
         if status == "finished":
             self._generation_seconds.labels(strategy).observe(duration_s)
+
+
+class LoadMetrics:
+    """What the load control measured and decided."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        gauge = partial(Gauge, namespace=_NAMESPACE, registry=registry)
+        counter = partial(Counter, namespace=_NAMESPACE, registry=registry)
+        self.drafts = gauge(
+            "load_drafts", "1 while new segments are drafted, 0 while the target writes alone."
+        )
+        self.drafts.set(1)
+        self._tokens_per_s = gauge(
+            "load_tokens_per_second",
+            "Tokens/s of one generation, by about how many run and by mode.",
+            ("running", "mode"),
+        )
+        self.changes = counter(
+            "load_changes", "Times that the other mode became the preferred one at a load."
+        )
+        self.undrafted = counter(
+            "undrafted_segments", "Segments that the target wrote alone because of load."
+        )
+
+    def measured(self, num_running: int, drafts: bool, tokens_per_s: float) -> None:
+        """Record a mode's rate at a level of load."""
+        mode = "drafting" if drafts else "target"
+        self._tokens_per_s.labels(str(num_running), mode).set(tokens_per_s)
 
 
 class _Audit:

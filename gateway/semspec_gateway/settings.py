@@ -156,6 +156,12 @@ class GatewaySettings(ProcessSettings):
         "keys; unset: none",
     )
 
+    load_adaptive: bool = Field(
+        False,
+        description="true lets the target write segments alone while it serves more tokens/s without drafts; answers "
+        "then depend on the load, except those of requests with a seed",
+    )
+
     ttl_s: int = Field(86_400, ge=1, description="seconds an untouched trace or session is kept")
     writer_lease_s: float = Field(
         6.0, ge=1, description="seconds a dead gateway holds its generations"

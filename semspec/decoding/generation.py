@@ -219,6 +219,11 @@ class Strategy:
         return self.needs_one_vocabulary or self.needs_datastore
 
     @property
+    def can_skip_drafts(self) -> bool:
+        """Return whether the target may write any segment alone instead of drafting it."""
+        return self.verifies_tokens or self.writers == {Writer.DRAFT, Writer.TARGET}
+
+    @property
     def is_judged_by_main_probes(self) -> bool:
         return self.uses_probes and not self.options.probes
 

@@ -10,10 +10,18 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 
-from semspec.decoding import exact_answer, semantic, single_model, token_level
+from semspec.decoding import exact_answer, load_adaptive, semantic, single_model, token_level
 from semspec.decoding.backends import Backends
-from semspec.decoding.generation import Generation, Progress, Step, Strategies
+from semspec.decoding.generation import (
+    Generation,
+    Progress,
+    Rounds,
+    Step,
+    Strategies,
+    Strategy,
+)
 from semspec.decoding.likelihood import strategy as likelihood
+from semspec.decoding.load_adaptive import ShouldDraft
 from semspec.decoding.retrieval import strategy as retrieval
 from semspec.decoding.steps import BackendUnavailable, call_backend, cancel_task, write_by_target
 from semspec.errors import ContextTooLong, DeadlineExceeded
@@ -43,21 +51,25 @@ PREFERRED = ("semantic", "likelihood", "token-level", "retrieval", "target")
 """A request that names no strategy gets the first of these that the pair supports."""
 
 
-async def decode(generation: Generation, backends: Backends) -> AsyncGenerator[Event, None]:
+async def decode(
+    generation: Generation, backends: Backends, should_draft: ShouldDraft | None = None
+) -> AsyncGenerator[Event, None]:
     """Run the strategy of `generation`: yield the records of kept segments in order, then `Finished`.
 
     With `show_drafts`, a `Drafted` event precedes the records that decide on its segments; its segments without a
     record were dropped. A context window that fills up ends a generation with the same reason as the token budget.
+    `should_draft` is asked before each segment; None: all are drafted that the strategy drafts.
 
     Closing the generator cancels all calls of the generation. The same generation on equivalent backends yields the
-    same segments, regardless of caching, retries and resumption. A resumed one goes on after `open_piece`.
+    same segments, regardless of caching, retries and resumption, if `should_draft` gives the same answers. A generation
+    that is resumed goes on after `open_piece`.
 
     Raises: what the target raises.
     When the drafter or the verifier fails, the target writes alone instead.
     """
-    rounds = generation.strategy.rounds
+    rounds = _rounds(generation.strategy, should_draft)
     if generation.answer_strategy is not None:
-        answer = generation.answer_strategy.rounds
+        answer = _rounds(generation.answer_strategy, should_draft)
         rounds = partial(exact_answer.rounds, reason=rounds, answer=answer)
     progress = Progress(generation, generation.context)
     written: AsyncGenerator[Step, None]
@@ -80,6 +92,12 @@ async def decode(generation: Generation, backends: Backends) -> AsyncGenerator[E
         if not progress.segments:
             raise
     yield Finished(progress.finish_reason or FinishReason.LENGTH)
+
+
+def _rounds(strategy: Strategy, should_draft: ShouldDraft | None) -> Rounds:
+    if should_draft is None or not strategy.can_skip_drafts:
+        return strategy.rounds
+    return partial(load_adaptive.rounds, drafted=strategy.rounds, should_draft=should_draft)
 
 
 REASONING_SUFFIX = re.compile(

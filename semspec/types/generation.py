@@ -345,6 +345,8 @@ class SegmentRecord:
     times: StageTimes = StageTimes()
     fallback: str | None = None
     """Why the target wrote this segment alone, if a backend was unavailable."""
+    undrafted: bool = False
+    """Whether the target wrote it alone because of load, instead of the strategy's own way."""
     logprobs: tuple[TokenLogprob, ...] | None = None
     """Logprobs of its writer, one per token, if requested."""
     repeats: int | None = None

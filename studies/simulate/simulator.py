@@ -10,6 +10,8 @@ from semspec.decoding import STRATEGIES as DECODING
 from semspec.decoding import Backends, Generation, Options, decode
 from semspec.protocols import Drafter, Target, Verifier
 from semspec.types import Acceptance, Context, Piece, SamplingParams, SegmentRecord, Writer
+from semspec_gateway.generation.load import LoadControl
+from semspec_gateway.metrics import Metrics
 from studies.simulate.clock import run
 from studies.simulate.engines import Host, Replica, SimulatedModel, SimulatedVerifier
 from studies.simulate.gpu import SLICE_S, Gpu
@@ -26,6 +28,8 @@ class Setup:
     """`target`, `draft` or `semantic`, whose time follows from segments and verdicts."""
     num_sessions: int = 1
     draft_ahead: bool = True
+    is_load_adaptive: bool = False
+    """Whether the gateway's load control decides which segments are drafted."""
     host: Host = field(default_factory=Host)
     num_fitting: int = 1 << 30
     """Answers whose keys and values fit on the target's GPUs; further ones wait."""
@@ -52,6 +56,9 @@ class Result:
     utilisation: dict[Writer, float]
     """Share of the time in which a replica made steps, mean over replicas."""
     num_steps: dict[Writer, int]
+    num_segments: int
+    num_undrafted: int
+    """Segments that the target wrote alone because of load."""
 
     @property
     def tokens_per_s(self) -> float:
@@ -96,10 +103,12 @@ class _Simulation:
             cast(Verifier, SimulatedVerifier(setup.host.judge_ms / 1e3)),
         )
         self._latencies_s: list[float] = []
-        self._num_tokens = 0
+        self._num_tokens = self._num_segments = self._num_undrafted = 0
+        self._metrics = Metrics()
 
     async def run(self) -> Result:
         loop = asyncio.get_running_loop()
+        self._load = LoadControl(self._metrics.load, loop.time)
         engines = [
             asyncio.create_task(replica.run())
             for replicas in self._replicas.values()
@@ -122,6 +131,8 @@ class _Simulation:
                 writer: sum(replica.num_steps for replica in replicas)
                 for writer, replicas in self._replicas.items()
             },
+            self._num_segments,
+            self._num_undrafted,
         )
 
     async def _session(self, left: Iterator[str]) -> None:
@@ -130,10 +141,19 @@ class _Simulation:
             start = loop.time()
             async with self._fitting:
                 await asyncio.sleep(self._setup.host.answer_ms / 1e3)
-                async for event in decode(self._generation(name), self._backends):
-                    if isinstance(event, SegmentRecord):
-                        self._num_tokens += len(event.segment.token_ids)
+                await self._answer(name)
             self._latencies_s.append(loop.time() - start)
+
+    async def _answer(self, name: str) -> None:
+        """Write one answer, as the gateway's runner does."""
+        with self._load.running() as pace:
+            should_draft = pace.should_draft if self._setup.is_load_adaptive else None
+            async for event in decode(self._generation(name), self._backends, should_draft):
+                if isinstance(event, SegmentRecord):
+                    self._num_tokens += len(event.segment.token_ids)
+                    self._num_segments += 1
+                    self._num_undrafted += event.undrafted
+                    pace.keep(event)
 
     def _generation(self, name: str) -> Generation:
         prompt = Piece("", (0,) * self._answers[name].prompt_tokens, "")

@@ -17,6 +17,7 @@ from semspec.types import (
     SegmentRecord,
     TokenLogprob,
 )
+from semspec_gateway.generation.load import Pace
 from semspec_gateway.generation.parsers import CallParser, Delta, StopChecker
 from semspec_gateway.generation.request import GenerationRequest, Parameters
 from semspec_gateway.served import Served
@@ -125,6 +126,8 @@ class Choice:
         """Whether a client reads the text while it is written."""
         self.seen_by_client = Place(0)
         """Position up to which a client that attaches has the text."""
+        self.pace: Pace | None = None
+        """Its segments, for the load control; None: there is none."""
         self.finish_reason: FinishReason | None = None
         self.fallback: str | None = None
         """Why the target generated alone, if it did."""
@@ -213,6 +216,13 @@ class Choice:
     def has_begun(self) -> bool:
         """Whether anything is written."""
         return bool(self.records or self.open_text)
+
+    @property
+    def was_text_seen(self) -> bool:
+        """Whether a client has text of the segment that is not complete."""
+        seen = self.seen_by_client
+        is_next = seen.num_segments == len(self.records)
+        return bool(self.open_text or (is_next and seen.num_characters))
 
     @property
     def parameters(self) -> Parameters:

@@ -204,6 +204,8 @@ class ClientRequest:
     """Tools that the model may call, in OpenAI's format. With them, calls are split off the text."""
     variables: JsonObject = field(default_factory=dict)
     """Variables of the chat template, each a scalar."""
+    has_seed: bool = False
+    """Whether the client sent a seed, so that its answer must not depend on the load."""
     is_kept: bool = True
     """False: routes do not give the answer by its id once it has ended."""
 

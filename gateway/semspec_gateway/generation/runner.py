@@ -2,7 +2,8 @@
 
 import json
 import logging
-from contextlib import aclosing
+from collections.abc import Iterator
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 
 from semspec.decoding import decode
@@ -29,6 +30,7 @@ from semspec.types import (
 )
 from semspec_gateway.generation.audit import Audit
 from semspec_gateway.generation.choice import Choice, Ended
+from semspec_gateway.generation.load import LoadControl
 from semspec_gateway.generation.target_faults import LEAST_PATIENCE_S, TargetRetry, broken_target
 from semspec_gateway.generation.usage import usage
 from semspec_gateway.metrics import Metrics
@@ -47,6 +49,8 @@ class ChoiceRunner:
     metrics: Metrics
     settings: GatewaySettings
     audit: Audit | None = None
+    load: LoadControl | None = None
+    """None: all segments are drafted that a strategy drafts."""
 
     async def run(self, choice: Choice, journal: Journal, lease: SessionLease | None) -> None:
         """Continue after the records of `choice` until the end.
@@ -58,7 +62,8 @@ class ChoiceRunner:
         journal.beat()
         status = "interrupted"
         try:
-            reason = await self._decode(choice, journal)
+            with self._paced(choice):
+                reason = await self._decode(choice, journal)
             ended = await self._finish(choice, journal, lease, reason)
             status = "finished"
         except Cancelled:
@@ -73,6 +78,20 @@ class ChoiceRunner:
             journal.leave()
             self._count_end(choice, journal, status)
         choice.emit(ended)
+
+    @contextmanager
+    def _paced(self, choice: Choice) -> Iterator[None]:
+        """Let the load control measure the segments of `choice`, and decide which of them are drafted.
+
+        A segment of which the client has some text is written as before: by the target, which gives the same text after
+        a rejected draft and without a draft, or by the strategy if that verifies tokens.
+        """
+        if self.load is None:
+            yield
+            return
+        verifies_tokens = choice.generation.strategy.verifies_tokens
+        with self.load.running(verifies_tokens if choice.was_text_seen else None) as choice.pace:
+            yield
 
     async def _decode(self, choice: Choice, journal: Journal) -> FinishReason:
         """Run the loop to its end or a stop sequence; restart it after the last segment when the target is back.
@@ -107,6 +126,8 @@ class ChoiceRunner:
                             break
                     except (Unavailable, Overloaded) as error:
                         self.readiness.suspect()
+                        if choice.pace is not None:
+                            choice.pace.interrupt()
                         await retry.wait_for_target(error, len(choice.records))
                         self.readiness.recover()
                         self.metrics.resumptions.inc()
@@ -129,7 +150,9 @@ class ChoiceRunner:
         )
         if choice.fallback is not None:  # the fallback to the target alone outlasts a restart
             generation = replace(generation, fallback=choice.fallback)
-        async with aclosing(decode(generation, choice.served.pinned)) as events:
+        pace = None if choice.request.has_seed else choice.pace
+        should_draft = None if pace is None else pace.should_draft
+        async with aclosing(decode(generation, choice.served.pinned, should_draft)) as events:
             # After a stop sequence, the open segment is still completed.
             while choice.stop_checker.stop is None or choice.open_text:
                 # The prompt was accepted when it was encoded; else what is invalid now is not the client's mistake.
@@ -177,6 +200,8 @@ class ChoiceRunner:
         if self.audit is not None:
             self.audit.offer(choice, record)
         choice.add(record)
+        if choice.pace is not None:
+            choice.pace.keep(record)
 
     def _note_fallback(self, choice: Choice, reason: str | None) -> None:
         """Log and count that the target writes alone, when it begins to."""
@@ -241,6 +266,7 @@ def _log_end(choice: Choice, status: str, with_texts: bool) -> None:
         "num_tokens": numbers.num_tokens,
         "acceptance_rate": numbers.acceptance_rate and round(numbers.acceptance_rate, 3),
         "duration_ms": round(choice.latency_s * 1e3),
+        "num_undrafted": numbers.num_undrafted or None,
         "fallback": numbers.fallback,
     }
     if with_texts:
@@ -257,6 +283,7 @@ def _result_attributes(choice: Choice) -> dict[str, str | int | float | bool]:
             "gen_ai.usage.output_tokens": numbers.num_tokens,
             "semspec.num_target_tokens": numbers.num_target_tokens,
             "semspec.acceptance_rate": numbers.acceptance_rate,
+            "semspec.num_undrafted": numbers.num_undrafted or None,
             "semspec.fallback": numbers.fallback,
         }
     )

@@ -8,7 +8,7 @@ from semspec_gateway.generation.choice import Choice
 
 _COUNTED = (
     *("num_segments", "num_accepted", "num_rejected", "acceptance_rate", "target_ratio"),
-    *("num_proposed_tokens", "num_accepted_tokens", "fallback"),
+    *("num_proposed_tokens", "num_accepted_tokens", "num_undrafted", "fallback"),
 )
 
 

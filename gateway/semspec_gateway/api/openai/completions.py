@@ -142,6 +142,7 @@ def _client_request(
             tuple(biases),
         ),
         stops=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
+        has_seed=body.seed is not None,
         **specific,
     )
 

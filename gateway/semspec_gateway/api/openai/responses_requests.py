@@ -286,6 +286,7 @@ def response_request(body: ResponseRequest, turns: tuple[Message, ...]) -> Clien
             tool_choice=body.tool_choice or "auto" if body.tools else "auto",
             parallel_tool_calls=bool(body.tools) and body.parallel_tool_calls is not False,
         ),
+        has_seed=body.seed is not None,
         is_kept=body.store is not False,
         grammar=answer_grammar(
             tools, body.tool_choice, body.parallel_tool_calls, format, "text.format"

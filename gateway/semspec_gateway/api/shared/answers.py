@@ -1,5 +1,7 @@
 """Response schemas that several APIs share: statistics, which are `semspec`, OpenAI's `usage` and vLLM's `metrics`."""
 
+from pydantic import Field
+
 from semspec.records import Body, SegmentTrace, if_any
 from semspec_gateway.generation.request import Expected, Parameters
 
@@ -16,6 +18,8 @@ class Numbers(Body):
     """Over judged segments; null if there are none."""
     num_proposed_tokens: int
     num_accepted_tokens: int
+    num_undrafted: int = Field(default=0, exclude_if=lambda number: not number)
+    """Segments that the target wrote alone because of load; left out if there are none."""
     target_ratio: float | None
     """Share of the output tokens that the target wrote."""
     latency_ms: float

@@ -131,6 +131,7 @@ def tgi_request(body: TgiRequest) -> ClientRequest:
         keep_stop=True,
         may_reason=False,
         default_max_tokens=MAX_NEW_TOKENS,
+        has_seed=parameters.seed is not None,
     )
 
 
