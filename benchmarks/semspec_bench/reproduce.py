@@ -394,7 +394,9 @@ class Reproduction:
             folder, plan = self._folder(run), self._plan(run, task)
             if not is_complete(folder, plan):
                 stacks.setdefault((run.engine or "", run.probes), {})[folder] = plan
-        environments = {run.engine or "": run.environment for run in self.config.runs}
+        environments: dict[str, dict[str, str]] = {
+            run.engine or "": run.environment for run in self.config.runs
+        }
         for (engine, _), plans in sorted(stacks.items(), key=lambda item: item[0]):
             with _environment(environments[engine]):
                 run_plans(plans, self.reporter)

@@ -101,7 +101,7 @@ async def run(options: argparse.Namespace) -> None:
     }
     config = StackConfig(options.draft, options.target, options.release, environment=packed)
     async with open_in_process(config, options.sessions) as runner:
-        await comparison.run({"in-process": runner})
+        await comparison.run({"in-process": runner}, plan.configurations)
 
 
 def report(records: Sequence[Record], is_timed: bool) -> Iterator[str]:

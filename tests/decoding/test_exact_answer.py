@@ -248,7 +248,7 @@ async def test_answer_of_the_bundled_pair_is_the_target_s_own(
 ) -> None:
     """Reasoning all by the draft, so that an answer by it would often differ: see the last assertion."""
     num_cut = num_other = 0
-    for number, question in enumerate(load_task("demo-tune", skip=100, limit=6).questions):
+    for number, question in enumerate(load_task("demo-tune").questions[100:106]):
         own = Generation(
             Context((await bundled.target.encode(question.messages),)),
             SamplingParams(temperature, 1.0, 0, number),

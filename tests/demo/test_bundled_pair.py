@@ -67,19 +67,16 @@ def test_probes_belong_to_the_models_beside_them(role: str) -> None:
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_target_answers_and_the_loop_accepts_and_rewrites(runner: InProcessRunner) -> None:
-    task = load_task("demo-tune", skip=100, limit=12)
+    task = load_task("demo-tune")
+    questions = task.questions[100:112]
 
     async def ask(label: str, question: Question) -> Outcome:
         return await runner.ask(
             Ask(question.messages, parse(label), 0.6, 0.95, int(question.id), task.max_tokens)
         )
 
-    semantic = [
-        (question, await ask("in-process/semantic", question)) for question in task.questions
-    ]
-    target = [
-        (question, await ask("in-process/target", question)) for question in task.questions[:6]
-    ]
+    semantic = [(question, await ask("in-process/semantic", question)) for question in questions]
+    target = [(question, await ask("in-process/target", question)) for question in questions[:6]]
     assert sum(task.is_right(question, outcome.text) for question, outcome in target) >= 5
     assert sum(task.is_right(question, outcome.text) for question, outcome in semantic) >= 8
     verdicts = Counter(row["verdict"] for _, outcome in semantic for row in outcome.trace)

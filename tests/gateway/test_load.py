@@ -92,7 +92,7 @@ def test_modes_alternate_no_more_often_than_probes_are_due(num_streams: int) -> 
     load = Load(Engines(6))
     load.run(num_streams, 1800)
     assert load.num_changes() < len(load.modes) / 16
-    changes = load.metrics.load.changes.collect()[0].samples[0].value
+    changes = next(iter(load.metrics.load.changes.collect())).samples[0].value
     assert changes <= 1
 
 
