@@ -162,7 +162,7 @@ class Data:
         train, validation = (
             np.flatnonzero(labels.split == split) for split in ("train", "validation")
         )
-        targets = torch.from_numpy(labels.target_probability)
+        targets = torch.tensor(labels.target_probability)
         net = fit_sequence(segments, targets, train, validation, seed)
         return _logit(predict_sequence(net, segments, np.arange(len(labels))))
 
