@@ -17,7 +17,6 @@ from semspec_bench.cli import main
 from semspec_bench.configuration import parse
 from semspec_bench.record import read_records
 from semspec_bench.run import Comparison, Plan, default_folder, open_runners
-from semspec_bench.runners.protocol import RunnerError
 from semspec_bench.summary import load_run
 from semspec_bench.tasks import load_task
 
@@ -69,19 +68,6 @@ def test_record_holds_the_trace_and_its_sums(tmp_path: Path) -> None:
     assert [row.label for row in run.rows] == list(LABELS)
 
 
-def test_configurations_may_be_added_to_a_run(tmp_path: Path) -> None:
-    carry_out(plan(LABELS[:1], limit=2), tmp_path)
-    carry_out(plan(limit=2), tmp_path)
-    assert [row.num_questions for row in load_run(tmp_path).rows] == [2, 2]
-
-
-def test_several_samples_differ_and_are_kept_apart(tmp_path: Path) -> None:
-    carry_out(plan(LABELS[:1], limit=2, samples=3), tmp_path)
-    [row] = load_run(tmp_path).rows
-    assert (row.num_questions, row.num_samples) == (2, 3)
-    assert len({record.seed for record in read_records(tmp_path / "records.jsonl")}) == 6
-
-
 @pytest.fixture
 def pair_that_forgets(tmp_path: Path) -> Path:
     """The bundled pair with a chat template that shows the last message only."""
@@ -100,13 +86,6 @@ def test_what_the_pair_cannot_do_is_a_reason_not_a_failure(
     run = load_run(tmp_path)
     assert [row.label for row in run.rows] == ["in-process/draft"]
     assert "template" in run.not_applicable["in-process/spec-reason"]
-
-
-def test_baseline_that_the_pair_cannot_do_is_an_error(
-    tmp_path: Path, pair_that_forgets: Path
-) -> None:
-    with pytest.raises(RunnerError, match="is the baseline"):
-        carry_out(plan(("in-process/spec-reason",), limit=1, pair=pair_that_forgets), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -183,48 +162,3 @@ def test_local_file_of_mathematics_is_asked_and_graded(
     assert [row.num_questions for row in load_run(folder).rows] == [2]
     assert (folder / "report" / "report.html").exists()
     assert "| in-process/target | " in capsys.readouterr().out
-
-
-def test_one_configuration_alone_has_answers_and_no_report(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = tmp_path / "run"
-    arguments = [
-        "--limit",
-        "2",
-        "--max-tokens",
-        "20",
-        "--strategy",
-        "in-process/draft",
-        "--output",
-        str(folder),
-    ]
-    main(["run", "--task", "demo", *arguments])
-    assert len(read_records(folder / "records.jsonl")) == 2 and not (folder / "report").exists()
-    assert "no report without the target" in capsys.readouterr().err
-
-
-def test_folder_that_cannot_be_written_ends_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(SystemExit) as end:
-        main(["run", "--task", "demo", "--limit", "1", "--output", str(tmp_path / "file" / "run")])
-    [line] = [
-        line for line in capsys.readouterr().err.splitlines() if line.startswith("semspec bench: ")
-    ]
-    assert end.value.code == 1 and str(tmp_path / "file") in line and "resume" in line
-
-
-def test_stack_that_does_not_start_ends_with_the_reason(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SEMSPEC_GATEWAY_DEFAULTS", '{"segmentation": "sentence"}')
-    with pytest.raises(SystemExit) as ended:
-        main(["run", "--task", "demo", "--limit", "1", "--output", str(tmp_path / "run")])
-    said = capsys.readouterr().err
-    assert (
-        ended.value.code == 1
-        and "set it, or use probes trained for sentence" in said
-        and "resume" in said
-    )

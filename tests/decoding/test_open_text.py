@@ -46,9 +46,8 @@ def assert_shown_first(events: Sequence[Event]) -> int:
     shown, num_texts = "", 0
     for event in events:
         if isinstance(event, OpenText):
-            assert event.text and event.start == len(shown), (
-                "each once, from the beginning of its segment on"
-            )
+            assert event.text
+            assert event.start == len(shown), "each once, from the beginning of its segment on"
             shown, num_texts = shown + event.text, num_texts + 1
         elif isinstance(event, SegmentRecord):
             assert event.segment.text.startswith(shown)
@@ -140,11 +139,9 @@ async def test_stop_ends_every_strategy_between_engines_and_over_the_wire(
         stop = text[8:13]
         cut = await trace(replace(own, stops=(stop,)), served)
         cut_text = "".join(record.segment.text for record in cut)
-        assert (
-            cut[-1].segment.end is SegmentEnd.STOP
-            and stop in cut_text
-            and cut_text.count(stop) == 1
-        )
+        assert cut[-1].segment.end is SegmentEnd.STOP
+        assert stop in cut_text
+        assert cut_text.count(stop) == 1
         num_tokens, num_whole = (
             sum(len(one.segment.token_ids) for one in some) for some in (cut, whole)
         )

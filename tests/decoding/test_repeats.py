@@ -102,9 +102,8 @@ async def test_target_that_repeats_itself_keeps_its_text(
 async def test_strategies_that_judge_no_segment_are_not_guarded(strategy: str) -> None:
     own = await generation(strategy=strategy, max_tokens=4000)
     found = records(await run(own, looping(LOOP, LOOP)))
-    assert len(found) == 12 and all(
-        record.accepted is None and record.repeats is None for record in found
-    )
+    assert len(found) == 12
+    assert all(record.accepted is None and record.repeats is None for record in found)
 
 
 @pytest.mark.parametrize("strategy", ["semantic", "likelihood", "spec-reason"])

@@ -52,9 +52,3 @@ def test_right_steps_are_right_and_wordings_of_one_step_are_one_cluster() -> Non
     assert (
         sum(n for (_, whole), n in seen.items() if whole) > 0.8 * seen.total()
     )  # some are slips of the author
-
-
-def test_steps_about_another_question_have_no_known_meaning() -> None:
-    assert ParserEquivalence().clusters(
-        [Alternatives("", "Who has it?", "", ("So it is.", "So."))]
-    ) == [[None, None]]

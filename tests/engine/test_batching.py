@@ -39,9 +39,7 @@ from tests.engine.support import (
     written,
 )
 from tests.helpers.gateway import eventually
-from tests.vllm.support import assert_same_scores, assert_same_segments
-
-NUM_STREAMS = 32
+from tests.vllm.support import assert_same_scores
 
 AllKinds = tuple[list[GeneratedSegment], list[SegmentScore], Proposal, VerifiedTokens]
 
@@ -343,27 +341,6 @@ async def test_engine_is_busy_while_it_computes_and_idle_while_a_result_is_not_t
         may_go_on.set()
         await eventually(lambda: not alone.steps.is_busy)
         assert alone.steps.num_steps > num_steps
-
-
-@pytest.mark.slow
-async def test_answers_at_32_streams_differ_only_where_a_draw_is_at_a_boundary(
-    alone: TorchEngine, batched: TorchEngine
-) -> None:
-    """1,000 seeded answers."""
-    [context, *_] = await contexts(alone, 1)
-    room = asyncio.Semaphore(NUM_STREAMS)
-
-    async def answer(engine: TorchEngine, what: GenerationParams) -> list[GeneratedSegment]:
-        async with room:
-            return await written(engine, context, what)
-
-    wanted = [
-        params(sampling=SamplingParams(0.8, 0.95, 0, seed), max_segments=0, max_tokens=25)
-        for seed in range(1000)
-    ]
-    together = await asyncio.gather(*(answer(batched, what) for what in wanted))
-    for what, mine in zip(wanted, together, strict=True):
-        assert_same_segments(alone, context, what, mine, await answer(alone, what))
 
 
 class DefectiveScheduler(Scheduler):

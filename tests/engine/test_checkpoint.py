@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-from contextlib import aclosing
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,6 @@ from semspec.engine.vllm import options
 from semspec.errors import Mismatch
 from semspec.types import (
     FINGERPRINT,
-    Context,
-    GenerationParams,
-    Penalties,
-    SamplingParams,
-    SegmentEnd,
     Writer,
 )
 from tests.engine.support import CHATML
@@ -78,16 +72,6 @@ def test_digest_needs_no_writable_cache(weights: Path, monkeypatch: pytest.Monke
     found = digests.file_digests([weights])
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
     assert digests.file_digests([weights]) == found
-
-
-@pytest.mark.parametrize(
-    ("missing", "complaint"), [("tokenizer*", "tokenizer"), ("*", "safetensors")]
-)
-def test_missing_files_are_refused_at_start(folder: Path, missing: str, complaint: str) -> None:
-    for file in folder.glob(missing):
-        file.unlink()
-    with pytest.raises(Mismatch, match=complaint):
-        TorchEngine.load(str(folder), writer=Writer.TARGET)
 
 
 NO_TOKEN_IDS: list[Any] = [{}, [{"a": 1}], "</s>", [], True, 1.5, -1]
@@ -218,20 +202,6 @@ def test_unknown_end_of_a_turn_is_not_an_end(checkpoints: dict[str, Path], tmp_p
     folder = Path(shutil.copytree(checkpoints["llama"], tmp_path / "model"))
     (folder / "chat_template.jinja").write_text(CHATML)
     assert CausalLM.load(str(folder), None, "cpu", "float32").tokenizer.eos_ids == {1}
-
-
-async def test_model_that_writes_the_end_of_a_turn_ends_there(spelling: Path) -> None:
-    """generation_config.json names the end of a document alone, the tokenizer that of a turn."""
-    name_end(spelling, "generation_config.json", DOCUMENT_END)
-    name_end(spelling, "tokenizer_config.json", TURN_END)
-    engine = TorchEngine.load(str(spelling), writer=Writer.TARGET, device="cpu")
-    async with aclosing(engine):
-        [end] = engine.tokenizer.ids_of(TURN_END)
-        context = Context((await engine.encode("How many?"),))
-        bias = Penalties(logit_bias=((end, 100.0),))
-        params = GenerationParams(SamplingParams(), max_tokens=200, max_segments=0, penalties=bias)
-        *_, last = [result.segment async for result in engine.generate(context, params)]
-    assert last.end is SegmentEnd.EOS and last.token_ids[-1] == end
 
 
 def test_end_without_an_embedding_is_left_out(

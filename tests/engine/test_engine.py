@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from semspec.engine.torch_engine import TorchEngine
-from semspec.errors import ContextTooLong, InvalidRequest, Overloaded, Unavailable
+from semspec.errors import ContextTooLong, InvalidRequest, Overloaded
 from semspec.types import Context, GenerationParams, Message, SamplingParams, SegmentEnd
 from tests.engine.support import Load, before_each_step, params, prompt, sizes_of, written
 
@@ -148,9 +148,3 @@ async def test_bad_prompts_are_refused_by_name(engine: TorchEngine) -> None:
         await engine.encode([Message("user", "")])
     with pytest.raises(InvalidRequest, match="context"):
         await written(engine, Context(()), GenerationParams(SamplingParams()))
-
-
-async def test_closed_engine_refuses(engine: TorchEngine) -> None:
-    await engine.aclose()
-    with pytest.raises(Unavailable):
-        await written(engine, await prompt(engine), params())

@@ -13,16 +13,14 @@ from semspec.engine import batch as batch_module
 from semspec.engine.batch import ContextBatch
 from semspec.engine.causal_lm import CausalLM
 from semspec.engine.torch_engine import TorchEngine
-from semspec.types import Context, Piece, SamplingParams, Segmentation, SegmentEnd
+from semspec.types import Context, SamplingParams, Segmentation, SegmentEnd
 from tests.engine.support import (
     HOT,
-    PROMPT,
     Load,
     assert_same,
     one_by_one,
     params,
     prompt,
-    segment,
     segments_of,
     tensor,
     written,
@@ -189,19 +187,3 @@ async def test_bf16_states_agree_with_fp32(
     [one] = await written(engine, context, params(want_states=True))
     [reading] = await half.score(context, [one.segment])
     assert_same(tensor(reading.states), tensor(one.states), tolerance=2e-2)
-
-
-async def test_reader_with_another_tokenizer_takes_the_text(engine: TorchEngine) -> None:
-    context = await prompt(engine)
-    own = segment(engine, "First, the pens start at 25.\n\n")
-    foreign = replace(own, token_ids=(1, 2, 3), tokenizer="another")
-    [read], [translated] = (
-        await engine.score(context, [own]),
-        await engine.score(context, [foreign]),
-    )
-    assert read.num_tokens == translated.num_tokens == len(own.token_ids)
-    assert_same(tensor(read.states), tensor(translated.states))
-    foreign_prompt = Context((Piece(PROMPT, (9, 9), "another"),))
-    assert await segments_of(engine, foreign_prompt, params()) == await segments_of(
-        engine, context, params()
-    )

@@ -2,11 +2,9 @@
 
 import asyncio
 import json
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 from jsonschema import validate  # type: ignore[import-untyped]
@@ -178,39 +176,14 @@ async def test_compiled_grammars_are_bounded_in_number_and_bytes(
         await compile_checked(grammars, grammar)
     kept = [grammar for grammar in large if grammars.is_compiled(grammar, 1)]
     sizes = [await grammars.size(grammar, "") for grammar in large]
-    assert kept == large[-len(kept) :] and sum(sizes[-len(kept) :]) <= MAX_KEPT_BYTES < sum(
-        sizes[-len(kept) - 1 :]
-    )
+    assert kept == large[-len(kept) :]
+    assert sum(sizes[-len(kept) :]) <= MAX_KEPT_BYTES < sum(sizes[-len(kept) - 1 :])
     grammars.close()
 
 
 async def compile_checked(grammars: Grammars, grammar: str) -> None:
     await grammars.check(grammar, "")
     await grammars.compile(grammar, "")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("are_known", [False, True])
-async def test_costly_grammars_of_one_owner_leave_room_for_another(
-    engine: TorchEngine, are_known: bool
-) -> None:
-    """`are_known`: the grammars were found to compile before, but are not kept."""
-    costly = [grammar_of({"const": {f"k{i}": number for i in range(5000)}}) for number in range(6)]
-    grammars = engine._grammars
-    assert grammars
-    for grammar in costly if are_known else ():
-        await grammars.check(grammar, "")
-    order = [params(1, grammar=grammar, owner="attacker", max_tokens=1) for grammar in costly]
-    asked = [asyncio.create_task(answered(engine, request)) for request in order]
-    await asyncio.sleep(0.2)
-    answer = await answered(
-        engine, params(1, grammar=grammar_of({"const": f"{are_known}"}), owner="neighbour")
-    )
-    assert text_of(answer) == f'"{are_known}"'
-    assert sum(not task.done() for task in asked) >= 4
-    for task in asked:
-        task.cancel()
-    await asyncio.gather(*asked, return_exceptions=True)
 
 
 async def test_reasoning_is_free_and_the_answer_is_not(engine: TorchEngine) -> None:
@@ -293,19 +266,3 @@ async def test_model_whose_vocabulary_spells_no_json_takes_none(
     assert not (await words.info()).supports_grammars
     with pytest.raises(InvalidRequest, match="grammar: this model does not support it"):
         await answered(words, params())
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_grammar_is_waited_for_until_it_is_compiled_or_fails(
-    engine: TorchEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    grammars = Grammars.of(engine.tokenizer)
-    assert grammars and not grammars.is_compiled(GRAMMAR, 1)
-    while not grammars.is_compiled(GRAMMAR, 1):
-        time.sleep(0.01)
-    monkeypatch.setattr("semspec.grammars.worker.on_large_stack", Mock(side_effect=MemoryError))
-    while not grammars.is_compiled("start: other", 1):
-        time.sleep(0.01)
-    with pytest.raises(MemoryError):
-        grammars.matcher("start: other", ())
-    grammars.close()

@@ -14,7 +14,6 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from torch import Tensor
 from transformers import DynamicCache
 
-from semspec.engine.batch import ContextBatch
 from semspec.engine.causal_lm import CausalLM
 from semspec.engine.decoder import LONG_STEP
 from semspec.engine.gguf_weights import GgufTensor, PackedMatrix
@@ -256,16 +255,6 @@ def test_packed_states_are_close_to_those_in_fp32_and_to_transformers(file: Path
 
 
 @pytest.mark.usefixtures("cache")
-def test_batch_of_segments_after_a_context_is_close_to_single_passes(file: Path) -> None:
-    lm, ids, segments = load(file, "packed"), ids_below(250, 40), [[5, 6, 7], [8, 9]]
-    reading = ContextBatch(lm, ids).read(segments)
-    for states, segment in zip(reading.states, segments, strict=True):
-        alone = lm.forward([*ids, *segment], lm.new_kv(), want_states=True).states
-        pooled = alone[:, len(ids) :].mean(1)
-        assert (states - pooled).norm() < STATES_ERROR * pooled.norm()
-
-
-@pytest.mark.usefixtures("cache")
 async def test_self_test_finds_a_layer_that_is_not_that_of_the_file(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -294,11 +283,6 @@ def test_weights_of_a_gguf_file_are_those_of_the_checkpoint_that_it_was_written_
         for path in (whole, folder)
     ]
     torch.testing.assert_close(*logits)
-
-
-@pytest.mark.usefixtures("cache")
-def test_fingerprint_names_the_form(file: Path) -> None:
-    assert load(file, "packed").info.fingerprint != load(file, "float32").info.fingerprint
 
 
 @pytest.mark.usefixtures("cache")

@@ -189,9 +189,8 @@ async def test_datastore_without_a_model_helps_and_refuses_all_else(
         Backends(alone, engine, FakeVerifier()), context=context, strategy="target"
     )
     assert [one.segment for one in helped] == [one.segment for one in by_target]
-    assert sum(one.num_accepted_tokens for one in helped) > 30 and not any(
-        one.fallback for one in helped
-    )
+    assert sum(one.num_accepted_tokens for one in helped) > 30
+    assert not any(one.fallback for one in helped)
 
 
 async def test_engine_without_a_datastore_lets_the_target_write_alone(
@@ -235,6 +234,5 @@ async def test_retrieval_over_grpc_equals_that_in_process(
         for fields in (sampled, greedy_chain):
             here = await records(local, **fields)
             assert_same(here, await records(remote, **fields))
-            assert sum(r.num_accepted_tokens for r in here) > 0 and not any(
-                r.fallback for r in here
-            )
+            assert sum(r.num_accepted_tokens for r in here) > 0
+            assert not any(r.fallback for r in here)

@@ -70,11 +70,9 @@ def test_growing_call_evicts_the_youngest_and_that_one_feeds_all_again() -> None
     oldest, middle, youngest = holding(256), holding(100), holding(100)
     plans = scheduler(num_buffers=3)
     assert [feed for feed, _ in plans.plan([oldest, middle, youngest])] == [oldest, middle]
-    assert (middle.prefix.kv.num_tokens, youngest.prefix.kv.num_tokens, plans.num_preempted) == (
-        100,
-        0,
-        1,
-    )
+    assert middle.prefix.kv.num_tokens == 100
+    assert youngest.prefix.kv.num_tokens == 0
+    assert plans.num_preempted == 1
     assert youngest.num_left == 101
     assert list(youngest.chunk(101).tokens) == [5] * 100 + [6]
     assert youngest.chunk(100).num_rows == 0

@@ -16,7 +16,13 @@ from semspec.types import (
 from tests.helpers.trained_tokenizers import FORMS, model_tokenizer
 
 PROMPT = "So the ball:"
-CHARACTERS = ("a🦊🦊🦊🦊b", "我们中文中文", "é👩‍👩‍👧‍👦é", "So. 🦊 We.\n\n中 is 🦊.\n\nend")
+CHARACTERS = (
+    "a🦊🦊🦊🦊b",
+    "我们中文中文",
+    "é👩‍👩‍👧‍👦é",
+    "So. 🦊 We.\n\n中 is 🦊.\n\nend",
+    "1. Tom sells 6.\n\n   - a nested one\n\n\n```python\nx = 1\n```\n\nWhy?!",
+)
 """Characters of two to four bytes, and one that people see as one and that has seven code points."""
 
 
@@ -135,16 +141,6 @@ def test_character_goes_on_after_a_budget(tokenizer: ModelTokenizer) -> None:
             tokenizer.text_of([*start, *ids[:budget]], ids[budget:]),
         ]
         assert "".join(texts) == "中🦊é"
-
-
-def test_text_is_right_after_characters_of_several_tokens(tokenizer: ModelTokenizer) -> None:
-    for size in range(1, 12):
-        context, ids = (
-            tokenizer.ids_of("é" * (size % 4) + "中" * size),
-            tokenizer.ids_of("中" * size + "🦊"),
-        )
-        following = ids[len(tokenizer.ids_of("中" * size)) :]
-        assert tokenizer.text_of(context, following) == "🦊"
 
 
 def test_bytes_that_never_make_a_character_end_at_the_limit(tokenizer: ModelTokenizer) -> None:

@@ -159,8 +159,7 @@ async def test_sentences_stay_sentences_whoever_writes_next(
             one.text for one in segments
         ]
         ids = [token for segment in segments for token in segment.token_ids]
-        assert len(ids) == 60 and ids == engines[1].tokenizer.ids_of(
-            "".join(segment.text for segment in segments)
-        )
+        assert len(ids) == 60
+        assert ids == engines[1].tokenizer.ids_of("".join(segment.text for segment in segments))
         writers |= {segment.writer for segment in segments}
     assert len(segments) > 3 and (len(writers) == 2 or strategy in ("token-level", "target"))

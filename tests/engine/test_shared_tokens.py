@@ -23,8 +23,7 @@ from semspec.types import (
 from tests.engine.support import PROMPT, Load, assert_distributed, certainly, pairs, params, prompt
 from tests.helpers import variants
 from tests.helpers.checkpoints import random_probes
-from tests.helpers.engines import assert_same, behind_sockets, trace
-from tests.helpers.variants import PLAIN, changed
+from tests.helpers.engines import trace
 
 NUM_SEEDS = 200
 HOT = SamplingParams(1.5, 1.0, 4)
@@ -170,16 +169,3 @@ async def test_tokens_that_only_the_draft_has_are_rejected(engines: Engines) -> 
             alone.open_ids,
             (await target.info()).tokenizer,
         )
-
-
-async def test_same_trace_over_grpc(engines: Engines, backends: Backends) -> None:
-    context = await prompt(engines[1])
-    async with behind_sockets(*engines, backends.verifier) as remote:
-        for seed, strategy in enumerate(("token-level", "semantic+token-level", "semantic") * 2):
-            plain = Generation(
-                context, replace(HOT, seed=seed, top_k=8), 60, session="s", strategy=PLAIN
-            )
-            generation = changed(plain, strategy)
-            local = await trace(generation, backends)
-            assert_same(local, await trace(generation, remote))
-            assert not any(record.fallback for record in local)

@@ -314,16 +314,6 @@ async def test_another_tokenizer_does_not_match(engine: TorchEngine) -> None:
         await engine.verify_tokens(await prompt(engine), (), proposal, params())
 
 
-async def test_id_in_the_drafts_padding_is_rejected(engine: TorchEngine) -> None:
-    """The draft's vocabulary may be padded beyond the target's."""
-    context, beyond = await prompt(engine), engine.tokenizer.num_embeddings + 3
-    alone = await engine.verify_tokens(context, (), certainly(engine, ()), params())
-    for proposal in (certainly(engine, (beyond,)), certainly(engine, (beyond, 5))):
-        verified = await engine.verify_tokens(context, (), proposal, params())
-        assert verified.num_accepted == 0
-        assert (verified.segments, verified.open_ids) == (alone.segments, alone.open_ids)
-
-
 @pytest.mark.parametrize(
     ("token_ids", "distribution"),
     [

@@ -33,12 +33,10 @@ def check_scalers(objects: Objects) -> None:
             metadata = trigger["metadata"]
             query, threshold = metadata["query"], float(metadata["threshold"])
             asked = set(re.findall(r"\bsemspec_gateway_\w+", query))
-            assert "semspec_gateway_queue_depth" in asked and asked <= exposed, (
-                f"{name}: asks for {sorted(asked)}"
-            )
-            assert metadata["ignoreNullValues"] == "false" and threshold > 0, (
-                f"{name}: takes silence for idleness"
-            )
+            assert "semspec_gateway_queue_depth" in asked
+            assert asked <= exposed, f"{name}: asks for {sorted(asked)}"
+            assert metadata["ignoreNullValues"] == "false"
+            assert threshold > 0, f"{name}: takes silence for idleness"
             assert name != "gateway" or threshold < settings.max_concurrent, (
                 "full before another one is asked for"
             )
@@ -82,9 +80,8 @@ def check_monitors(objects: Objects) -> None:
         )
         [endpoint] = monitor["spec"]["podMetricsEndpoints"]
         port, [rule] = one.ports[endpoint["port"]], endpoint["relabelings"]
-        assert endpoint["path"] == "/metrics" and ("authorization" in endpoint) == is_gateway, (
-            name_of(monitor)
-        )
+        assert endpoint["path"] == "/metrics"
+        assert ("authorization" in endpoint) == is_gateway, name_of(monitor)
         assert (endpoint.get("scheme") == "https") == bool(of_kind(objects, "Certificate")), (
             name_of(monitor)
         )
@@ -129,7 +126,6 @@ def check_ingresses(objects: Objects) -> None:
         if settings.tls_certificate:
             certificate = named(objects, "Certificate")["gateway"]["spec"]
             secret = f"{metadata['namespace']}/{certificate['secretName']}"
-            assert (options["proxy-ssl-secret"], options["proxy-ssl-verify"]) == (secret, "on"), (
-                name
-            )
+            assert options["proxy-ssl-secret"] == secret
+            assert options["proxy-ssl-verify"] == "on", name
             assert options["proxy-ssl-name"] in certificate["dnsNames"], name

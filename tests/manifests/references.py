@@ -6,7 +6,6 @@ from tests.manifests.environment import SECRETS, certificates
 from tests.manifests.kustomize import Manifest, Objects
 from tests.manifests.objects import (
     Pod,
-    bytes_of,
     mounts,
     name_of,
     named,
@@ -105,28 +104,3 @@ def _used_secrets(manifest: Manifest) -> Iterator[tuple[str, str]]:
     for found in references(manifest, "secretKeyRef", "credentials", "secret"):
         name = found.get("name") or found["secretName"]
         yield name, found.get("key") or ("api-keys" if name == "api-keys" else "tls.crt")
-
-
-def check_scale_targets(objects: Objects) -> None:
-    """Each autoscaler is of a Deployment that leaves its number open, no two of the same."""
-    scalers = of_kind(objects, "ScaledObject", "HorizontalPodAutoscaler")
-    targets = [scaler["spec"]["scaleTargetRef"]["name"] for scaler in scalers]
-    assert len(set(targets)) == len(targets), f"two autoscalers of one Deployment: {targets}"
-    for name in targets:
-        assert "replicas" not in named(objects, "Deployment")[name]["spec"], (
-            f"{name} says its own replicas"
-        )
-
-
-def check_memory(objects: Objects) -> None:
-    """Volumes in memory fit into the limit of their pod."""
-    for one in pods(objects):
-        limit = sum(
-            bytes_of(container["resources"]["limits"]["memory"])
-            for container in one.spec["containers"]
-        )
-        for volume in volumes(one).values():
-            medium = volume.get("emptyDir", {})
-            assert medium.get("medium") != "Memory" or 2 * bytes_of(medium["sizeLimit"]) <= limit, (
-                f"{one}: {volume}"
-            )

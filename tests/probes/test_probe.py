@@ -153,15 +153,3 @@ async def test_draft_probability_that_divides_is_never_zero(tmp_path: Path) -> N
     [judgement] = await load(tmp_path).judge(*QUESTION)
     assert judgement.draft_probability == pytest.approx(LEAST_PROBABILITY)
     assert judgement.target_probability == 0
-
-
-def test_artifact_can_be_read_by_whoever_serves_it(tmp_path: Path) -> None:
-    path = save(tmp_path / "p.safetensors", card("m"))
-    assert {file.stat().st_mode & 0o444 for file in (path, path.with_suffix(".json"))} == {0o444}
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_device_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    save_pair(tmp_path, card("draft"), card("target"))
-    with pytest.raises(Mismatch, match="no device 'cuda' for the probes"):
-        load(tmp_path, device="cuda")

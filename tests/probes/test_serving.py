@@ -108,12 +108,10 @@ def test_projection_of_raw_states_equals_the_probe(tmp_path: Path, layers: Layer
 async def test_projection_of_another_probe_is_refused_by_name(alternatives: Path) -> None:
     verifier = load_with(alternatives)
     own, last, surprisal = (await verifier.info()).projections
-    assert (own.probes, last.probes, surprisal.probes, surprisal.target) == (
-        "",
-        "last-hidden",
-        "surprisal",
-        "",
-    )
+    assert own.probes == ""
+    assert last.probes == "last-hidden"
+    assert surprisal.probes == "surprisal"
+    assert surprisal.target == ""
     assert own.draft == surprisal.draft != last.draft
     draft = States(bytes(4 * 256), (1, 256), "draft-fingerprint", own.draft)
     read = reading("target-fingerprint")

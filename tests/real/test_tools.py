@@ -37,7 +37,6 @@ ADD: Json = {
 FUNCTIONS = {function["name"]: function for function in (WEATHER, ADD)}
 TOOLS = [{"type": "function", "function": function} for function in (WEATHER, ADD)]
 IN_PARIS = "What is the weather in Paris?"
-IN_BOTH = "What is the weather in Paris and in Rome? Call the tool once for each city."
 
 
 def calls_of(choice: Json) -> list[tuple[str, Any]]:
@@ -54,48 +53,6 @@ async def test_model_calls_the_tool_that_a_question_needs(real: RealPair) -> Non
     assert name == "get_weather" and arguments["city"] == "Paris"
     [(name, arguments)] = calls_of(await real.choice("What is 2.5 + 4?", tools=TOOLS))
     assert (name, arguments) == ("add", {"a": 2.5, "b": 4})
-
-
-async def test_parallel_calls_end_where_only_one_is_allowed(real: RealPair) -> None:
-    calls = calls_of(await real.choice(IN_BOTH, tools=TOOLS[:1], max_tokens=120))
-    assert [arguments["city"] for _, arguments in calls] == ["Paris", "Rome"]
-    [(_, arguments)] = calls_of(
-        await real.choice(IN_BOTH, tools=TOOLS[:1], parallel_tool_calls=False)
-    )
-    assert arguments["city"] == "Paris"
-
-
-async def test_choice_of_tools_is_held(real: RealPair) -> None:
-    hello = "Say hello to the world."
-    assert (
-        len(
-            calls_of(
-                await real.choice(
-                    hello, tools=TOOLS, tool_choice="required", parallel_tool_calls=False
-                )
-            )
-        )
-        == 1
-    )
-    named = {"type": "function", "function": {"name": "add"}}
-    [(name, _)] = calls_of(await real.choice(IN_PARIS, tools=TOOLS, tool_choice=named))
-    assert name == "add"
-    choice = await real.choice(hello, tools=TOOLS, tool_choice="none", max_tokens=30)
-    assert choice["message"]["content"] and not choice["message"]["tool_calls"]
-
-
-async def test_streamed_calls_are_those_of_the_whole_answer(real: RealPair) -> None:
-    [(name, arguments)] = calls_of(await real.choice(IN_PARIS, tools=TOOLS))
-    parts = await real.chunks(IN_PARIS, tools=TOOLS)
-    calls = [call for part in parts for call in part["delta"].get("tool_calls") or ()]
-    assert (
-        not any(part["delta"].get("content") for part in parts)
-        and parts[-1]["finish_reason"] == "tool_calls"
-    )
-    assert {call["index"] for call in calls} == {0} and calls[0]["function"]["name"] == name
-    assert (
-        json.loads("".join(call["function"].get("arguments") or "" for call in calls)) == arguments
-    )
 
 
 async def test_result_of_a_call_leads_to_the_answer(real: RealPair) -> None:

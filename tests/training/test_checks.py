@@ -100,21 +100,10 @@ def test_tokenizer_or_template_that_loses_text_is_refused(
         check(change)
 
 
-def test_template_is_not_needed_without_chat(check: Check) -> None:
-    check(template("{{ messages[0]['content'] }}"), prompt={"chat": False})
-
-
 def test_template_must_say_which_of_several_tokens_ends_a_turn(check: Check) -> None:
     with pytest.raises(Mismatch, match="none of the 2 end-of-sequence tokens"):
         check(eos_ids=(0, 1))
     check(template(TURNS), eos_ids=(0, 1))
-
-
-def test_segment_as_long_as_the_window_is_refused(check: Check) -> None:
-    with pytest.raises(
-        Mismatch, match="max_segment_tokens is 600, the draft's window has 600 tokens"
-    ):
-        check(max_segment_tokens=600)
 
 
 def test_output_with_probes_of_another_format_is_refused_first(tmp_path: Path) -> None:

@@ -56,10 +56,8 @@ def test_datastore_holds_the_targets_answers_to_all_but_test_questions(
     DatastoreBuild(config, tmp_path / "work").run()
     datastore, tokens = Datastore.load(config.output), tokens_of(config.output)
     lm = CausalLM.load(config.target.model, None, "cpu", "auto")
-    assert (
-        datastore.card.model == lm.info.fingerprint
-        and datastore.card.tokenizer == lm.info.tokenizer
-    )
+    assert datastore.card.model == lm.info.fingerprint
+    assert datastore.card.tokenizer == lm.info.tokenizer
     rows = read_rows(tmp_path / "work" / "questions" / "00000.parquet")
     text = as_text(tokens)
     for row in rows:
@@ -98,12 +96,6 @@ def test_keys_are_the_states_before_the_tokens(configured: Configured, tmp_path:
     for place in (len(document) - 1, len(document) - 4):
         near = datastore.neighbours.near(states[place - 1])
         assert place in near[:3] or datastore.static.following(near[0], 1) == chr(tokens[place])
-
-
-def test_layer_the_target_lacks_is_refused(configured: Configured, tmp_path: Path) -> None:
-    pytest.importorskip("faiss")
-    with pytest.raises(InvalidRequest, match="layer: 99"):
-        DatastoreBuild(configured(neighbours=True, layer=99), tmp_path / "work").run()
 
 
 def test_other_settings_in_the_same_folder_are_refused(

@@ -21,7 +21,7 @@ from semspec.training.evaluation.acceptance import (
     outcome,
     recommend,
 )
-from semspec.training.evaluation.evaluate import BARS, Evidence, evaluate, label_rule
+from semspec.training.evaluation.evaluate import Evidence, evaluate
 from semspec.training.evaluation.metrics import (
     Resampling,
     auroc,
@@ -92,33 +92,6 @@ def test_measures_are_those_of_other_libraries_with_weights_as_repetitions() -> 
     )
 
 
-def test_rule_of_labels_is_chosen_by_held_out_log_loss() -> None:
-    labels = made_up()
-    [better], [worse] = (
-        label_rule(
-            replace(evidence(labels), variants=[guessed(labels, "the paper's labels", noise)])
-        )
-        for noise in (0.1, 4.0)
-    )
-    assert (
-        "with own" in better and better.endswith("set it.") and worse.endswith("the rule stands.")
-    )
-    assert label_rule(evidence(labels)) == []
-
-
-def test_what_cannot_be_had_is_nan() -> None:
-    ranks = dense_ranks(np.array([0.1, 0.2]))
-    for value in (
-        auroc(ranks, np.array([True, True])),
-        wrong_accepted(ranks, np.array([False, False])),
-        Resampling.of(np.array([7, 7])).measured(lambda weight: 1.0, np.array([7, 7])).error,
-        Resampling.of(np.array([7]))
-        .measured(lambda weight: 1.0, np.array([], dtype=np.int64))
-        .value,
-    ):
-        assert isnan(value)
-
-
 def test_standard_error_knows_that_segments_of_a_question_stand_together() -> None:
     question = np.arange(100).repeat(25)
     together, apart = (question % 2).astype(float), (np.arange(2500) % 2).astype(float)
@@ -138,12 +111,10 @@ def test_standard_error_knows_that_segments_of_a_question_stand_together() -> No
 def test_outcome_of_both_rules_by_hand() -> None:
     judged = drafts([2.0, 0.8, 0.1, 0.6, 0.5], [1, 1, 0, 0, nan])
     sample, threshold = outcome(judged, None, COST), outcome(judged, 0.6, COST)
-    assert sample.right_accepted == pytest.approx(0.9) and sample.wrong_accepted == pytest.approx(
-        0.35
-    )
-    assert sample.acceptance == pytest.approx(3.0 / 5) and sample.wrong_kept == pytest.approx(
-        0.7 / 2.5
-    )
+    assert sample.right_accepted == pytest.approx(0.9)
+    assert sample.wrong_accepted == pytest.approx(0.35)
+    assert sample.acceptance == pytest.approx(3.0 / 5)
+    assert sample.wrong_kept == pytest.approx(0.7 / 2.5)
     assert (threshold.right_accepted, threshold.wrong_accepted) == (1, 0.5)
     assert threshold.acceptance == 0.6 and threshold.wrong_kept == pytest.approx(1 / 3)
     # 10 tokens: 10 ms draft, 15 read, 5 judge, 40% of 100 ms rewritten, against 100 ms
@@ -295,9 +266,8 @@ def test_verdict_tells_good_probes_from_bad(
 ) -> None:
     report = evaluate(evidence(labels, noise), num_resamples=5)
     verdict = report.verdicts[0]
-    assert report.criterion == verdict.criterion == criterion and re.search(
-        headline, verdict.headline
-    )
+    assert report.criterion == verdict.criterion == criterion
+    assert re.search(headline, verdict.headline)
     assert verdict.standing == ("good" if headline.startswith("Good") else "bad")
     assert [verdict.criterion for verdict in report.verdicts[1:]] == (
         ["target says it"] if criterion == "truth" else []
@@ -327,31 +297,6 @@ def test_each_criterion_has_a_verdict_by_bars_of_its_own(
 ) -> None:
     report = evaluate(evidence(labels, noise=0.1), num_resamples=5)
     assert [verdict.standing for verdict in report.verdicts] == standings
-    for verdict in report.verdicts:
-        found, bars = report.served.verifications[verdict.criterion], BARS[verdict.criterion]
-        auroc, wrong = verdict.claims[:2]
-        assert (
-            f"{found.auroc.value:.3f} ±" in auroc.text
-            and f"at least {bars.least_auroc}" in auroc.text
-        )
-        assert auroc.holds is (found.auroc.value >= bars.least_auroc)
-        assert f"{found.wrong_accepted.value:.1%} ±" in wrong.text
-        assert wrong.holds is (found.wrong_accepted.value <= bars.most_wrong_accepted)
-        assert verdict.headline in verdict.text and all(
-            claim.text[1:] in verdict.text for claim in verdict.claims
-        )
-
-
-@pytest.mark.parametrize("name", ["surprisal alone", "likelihood", "paper recipe"])
-@pytest.mark.parametrize("noise", [0.1, 4.0])
-def test_variant_without_states_that_is_as_good_is_named(name: str, noise: float) -> None:
-    labels = made_up()
-    rival = replace(evidence(labels), variants=[guessed(labels, name, noise, seed=1)])
-    remarks = [" ".join(verdict.remarks) for verdict in evaluate(rival, num_resamples=5).verdicts]
-    expected = noise < 1 and name != "paper recipe"
-    assert [f"{name}, which does not read them, has an AUROC of" in text for text in remarks] == [
-        expected
-    ] * 2
 
 
 def test_counts_and_curves() -> None:
@@ -371,32 +316,6 @@ def test_counts_and_curves() -> None:
     curve = card_curve(report.recommendation.curve)
     assert len(curve) == 21 and curve[0]["threshold"] == 0.05 and curve[-1]["threshold"] is None
     assert len(json.dumps(curve)) < 3000
-
-
-def test_one_domain_few_questions_and_no_calibration_split() -> None:
-    labels = made_up(num_questions=48, domains=["all"])
-    labels = replace(
-        labels, split=np.where(labels.split == "calibration", "validation", labels.split)
-    )
-    report = evaluate(evidence(labels, noise=0.4), num_resamples=5)
-    assert "calibration" not in report.counts.contexts and len(report.domains) == 1
-    for verdict in report.verdicts:
-        assert any("Only 24 test questions" in remark for remark in verdict.remarks)
-        assert verdict.headline == "Every bar is cleared, on too few segments to rely on."
-        assert verdict.standing == "doubtful"
-
-
-def test_share_of_wrong_segments_that_could_be_on_either_side_of_its_bar_is_called_uncertain() -> (
-    None
-):
-    few, many = (
-        evaluate(evidence(made_up(num), noise=0.9), num_resamples=50).verdicts[0]
-        for num in (24, 240)
-    )
-    for verdict, is_uncertain in ((few, True), (many, False)):
-        assert (
-            any("too uncertain to serve on" in remark for remark in verdict.remarks) is is_uncertain
-        )
 
 
 def test_segments_the_probes_were_not_asked_about_are_refused() -> None:

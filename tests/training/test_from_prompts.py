@@ -175,18 +175,6 @@ def test_other_temperature_needs_another_work_folder(
     assert "sampling.temperature" in line and "--work" in line
 
 
-def test_slow_draft_is_not_the_default(
-    prompts: Path,
-    release: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr("semspec.training.evaluation.acceptance.LEAST_SPEED_UP", 100.0)
-    assert run(arguments(prompts, release)) == 0
-    assert load_release(release / "out").rule == {"strategy": "token-level"}
-    assert "token-level, which is exact" in capsys.readouterr().out
-
-
 def test_killed_run_loses_no_finished_segment(prompts: Path, release: Path, tmp_path: Path) -> None:
     path = tmp_path / "work" / "answers.jsonl"
     command = [sys.executable, "-m", "semspec.cli", "train", *arguments(prompts, tmp_path)]
@@ -226,9 +214,3 @@ def test_wrong_options_end_in_one_line(
     assert run([*arguments(prompts, tmp_path), *more]) == 2
     [line] = support.complaints(capsys)
     assert complaint in line
-
-
-def test_calibrate_without_either_source_names_both(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["calibrate"]) == 2
-    [line] = support.complaints(capsys)
-    assert "--config" in line and "--from-prompts" in line

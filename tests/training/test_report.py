@@ -1,7 +1,6 @@
 """The page and its files."""
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -57,14 +56,6 @@ def test_page_is_whole_in_itself_and_escapes_what_models_wrote(
     assert all(str(escape(verdict.sentence)) in text for verdict in report.verdicts)
     assert text.count("&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt;") >= 5
     assert "Probes for a&lt;b" in text and "&lt;b&gt;paper&lt;/b&gt;" in text
-
-
-def test_page_leaves_out_what_was_not_measured(report: Report, tmp_path: Path) -> None:
-    bare = replace(report, variants=report.variants[:1], learning_curve=(), domains=())
-    write_report(bare, tmp_path, Table((), ()))
-    text = (tmp_path / "report.html").read_text()
-    assert num_pictures(text) == 1
-    assert not re.search("Learning curve|Domains|Examples", text)
 
 
 def test_examples_are_of_every_kind_and_of_different_contexts(

@@ -95,9 +95,8 @@ async def test_states_on_disk_are_those_the_engines_serve(
     rows = read_rows(made.samples.folder.file(1, ".parquet"))
     tensors = load_file(made.samples.folder.file(1, ".safetensors"))
     drafted = [row for row in rows if row["writer"] == "draft"]
-    assert len(drafted) == len(tensors["draft_states"]) and len(rows) == len(
-        tensors["target_states"]
-    )
+    assert len(drafted) == len(tensors["draft_states"])
+    assert len(rows) == len(tensors["target_states"])
     async with loaded(*models) as (draft, target):
         tokenizers = {
             "draft": draft.tokenizer.info.tokenizer,

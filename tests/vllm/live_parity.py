@@ -76,15 +76,11 @@ async def test_states_are_projected_beside_the_model_as_ours(
             await engine.score(context, segments_of(all_), "", digest) for engine in (theirs, ours)
         ]
         for one, mine, other in zip(all_, *read, strict=True):
-            assert (
-                one.states
-                and one.states.projection == digest
-                and one.states.shape == mine.states.shape
-            )
-            assert (
-                states_error(one.states, other.states) < 1e-4
-                and states_error(mine.states, other.states) < 1e-4
-            )
+            assert one.states
+            assert one.states.projection == digest
+            assert one.states.shape == mine.states.shape
+            assert states_error(one.states, other.states) < 1e-4
+            assert states_error(mine.states, other.states) < 1e-4
     [whole] = await theirs.score(context, segments_of(all_)[:1], "", "unknown")
     assert not whole.states.projection
     await theirs.read_probes()
