@@ -22,9 +22,7 @@ ROOT = Path(cli.__file__).resolve().parents[1]
     ("module", "words", "extra"),
     [("pyarrow", ["train", "status"], "training"), ("httpx", ["chat", "hello"], "cli")],
 )
-def test_command_without_its_extra_says_what_to_install(
-    module: str, words: list[str], extra: str
-) -> None:
+def test_missing_extra_is_named(module: str, words: list[str], extra: str) -> None:
     result = without((module,), words)
     assert result.returncode == 1
     installs = f"{sys.executable} -m pip install --editable '{ROOT}[{extra}]'"

@@ -44,9 +44,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         (lambda text: text.replace('"paragraph"', '"page"'), "page"),
     ],
 )
-def test_damaged_file_is_refused_by_name(
-    tmp_path: Path, spoil: Callable[[str], str], reason: str
-) -> None:
+def test_damaged_file_is_refused(tmp_path: Path, spoil: Callable[[str], str], reason: str) -> None:
     path = write(tmp_path / "likelihood.json", MADE_UP)
     path.write_text(spoil(path.read_text()))
     with pytest.raises(Mismatch) as caught:

@@ -43,9 +43,7 @@ def test_help_names_every_variable(
     assert all(f"{one.variable} [{one.default}]" in shown and one.description for one in listed)
 
 
-def test_argument_is_refused(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_argument(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["service", "--port", "80"])
     with pytest.raises(SystemExit) as ended:
         parse_command(GatewaySettings, "python -m service")

@@ -23,26 +23,7 @@ def on_disk(folder: Path) -> dict[str, Any]:
     return stages
 
 
-@pytest.mark.slow
-def test_light_is_measured_without_vllm_and_the_other_stages_say_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gpu, "find_spec", lambda _: None)
-    assert gpu.main(["--scale", "tiny", "--device", "cpu", "--output", str(tmp_path)]) == 0
-    light, *others = on_disk(tmp_path).values()
-    assert light["status"] == "done" and light["facts"]["bandwidth_bytes_per_s"] > 0
-    assert len(others) == 6
-    assert all(
-        row["status"] == "skipped" and "TORCH_VARIANT=cuda" in row["reason"] for row in others
-    )
-    with tarfile.open(tmp_path / "bundle.tar.gz") as tar:
-        assert tar.getnames() == ["gpu.json", "summary.txt"]
-        assert {(one.uid, one.uname, one.mtime) for one in tar} == {(0, "", 0)}
-
-
-def test_stage_that_is_killed_at_its_limit_keeps_what_it_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_killed_stage_keeps_its_facts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     facts = {
         "rows": [{"what": "read", "streams": 1, "tokens": 4, "context": 8, "ms": {"median": 2.0}}]
     }
@@ -111,9 +92,7 @@ def test_stage_ends_with_a_run_that_is_killed(tmp_path: Path) -> None:
         psutil.Process(int((tmp_path / "pid").read_text())).wait(30)
 
 
-def test_bundle_has_no_secrets_paths_or_logs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bundle_has_no_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     monkeypatch.setenv("HOME", "/home/somebody")
     monkeypatch.setenv("SHLVL", "1")

@@ -84,7 +84,7 @@ for line in sys.stdin:
 """
 
 
-def test_answer_that_the_worker_does_not_survive_is_wrong_and_the_next_is_graded(
+def test_answer_that_kills_the_worker_is_wrong(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "worker.py").write_text(WORKER)

@@ -26,9 +26,7 @@ def rows(text: str) -> dict[str, list[str]]:
     return {first: others for first, *others in cells}
 
 
-def test_forms_are_compared_with_fp32_and_their_results_are_written(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_forms_are_compared_with_fp32(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = save_gguf(
         tmp_path / "m.gguf",
         save_spelling_checkpoint(tmp_path / "m"),

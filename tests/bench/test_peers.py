@@ -70,9 +70,7 @@ async def test_greedy_answers_equal_our_engines_whatever_proposes(
 @pytest.mark.parametrize(
     "method", ["target", "assisted", "assisted:tokens=5", "lookup", "lookup:tokens=3"]
 )
-async def test_budget_ends_an_answer_to_the_token(
-    transformers_runner: TransformersRunner, method: str
-) -> None:
+async def test_budget_ends_answer(transformers_runner: TransformersRunner, method: str) -> None:
     outcome = await transformers_runner.ask(asked(f"transformers/{method}", max_tokens=9))
     assert (outcome.finish_reason, outcome.num_tokens) == ("length", 9)
 

@@ -1,6 +1,5 @@
 """Acceptance by the number of earlier repeats, counted from runs."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ import pytest
 from semspec.errors import InvalidRequest
 from semspec_bench.configuration import parse
 from semspec_bench.record import RECORDS, Record, as_line
-from semspec_bench.repeats import count_runs, main
+from semspec_bench.repeats import count_runs
 
 GUARDED, FREE = "in-process/likelihood", "in-process/likelihood:repeats=allowed"
 LONG = "So, there are 220 pens after 5 days.\n\n"
@@ -79,28 +78,6 @@ def test_drafts_are_counted_by_their_earlier_repeats(tmp_path: Path) -> None:
     assert free.num_judged == (1, 1, 1, 3)
     assert free.num_accepted == (1, 1, 1, 3)
     assert (free.num_third, free.num_answers, free.num_cut) == (4, 1, 1)
-
-
-def test_third_repeat_with_the_guard_fails_the_command(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rows = [row(index, LONG) for index in range(3)]
-    free, broken = (
-        save_run(tmp_path / "free", free=rows),
-        save_run(tmp_path / "broken", guarded=rows),
-    )
-    assert main([str(free), "--output", str(tmp_path / "out")]) == 0
-    assert json.loads((tmp_path / "out" / "repeats.json").read_text())[0]["num_accepted"] == [
-        1,
-        1,
-        1,
-        0,
-    ]
-    assert "| 3 or more |" in (tmp_path / "out" / "README.md").read_text()
-    assert main([str(free), str(broken)]) == 1
-    capsys.readouterr()
-    assert main([str(tmp_path / "none")]) == 2
-    assert "contains no drafted segment" in capsys.readouterr().err
 
 
 def test_guard_is_switched_off_by_the_bench_alone() -> None:

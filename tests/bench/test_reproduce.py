@@ -83,9 +83,7 @@ def test_pair_file_is_refused_by_field(
     assert said in line
 
 
-def test_every_failed_check_is_one_line_with_its_remedy(
-    hub: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_failed_check_is_line(hub: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = [{"task": "gpqa-diamond", "data": str(tmp_path / "none.jsonl"), "strategies": METHODS}]
     path = save_pair_file(tmp_path, runs=runs, environment={"SEMSPEC_TARGET_ENGINE": "vllm"})
     vllm, draft, target, _, questions, *_ = lines = refused(path, tmp_path / "output", capsys)

@@ -76,9 +76,7 @@ def pair_that_forgets(tmp_path: Path) -> Path:
     return pair
 
 
-def test_what_the_pair_cannot_do_is_a_reason_not_a_failure(
-    tmp_path: Path, pair_that_forgets: Path
-) -> None:
+def test_unsupported_strategy_is_not_applicable(tmp_path: Path, pair_that_forgets: Path) -> None:
     carry_out(
         plan(("in-process/draft", "in-process/spec-reason"), limit=1, pair=pair_that_forgets),
         tmp_path,
@@ -91,17 +89,13 @@ def test_what_the_pair_cannot_do_is_a_reason_not_a_failure(
 @pytest.mark.parametrize(
     ("change", "named"), [({"temperature": 0.0}, "temperature"), ({"seed": 5}, "seed")]
 )
-def test_folder_of_another_run_is_refused(
-    tmp_path: Path, change: dict[str, object], named: str
-) -> None:
+def test_other_folder_is_refused(tmp_path: Path, change: dict[str, object], named: str) -> None:
     run_module.claim(tmp_path, plan())
     with pytest.raises(InvalidRequest, match=named):
         carry_out(replace(plan(), **change), tmp_path)  # type: ignore[arg-type]
 
 
-def test_folder_of_other_code_is_refused_and_the_default_one_is_new(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folder_of_other_code_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_module.claim(tmp_path, plan())
     before = default_folder(plan())
     monkeypatch.setattr(run_module, "code_digest", lambda: "other")
@@ -138,9 +132,7 @@ def test_bad_input_is_one_line(
     assert said in line
 
 
-def test_local_file_of_mathematics_is_asked_and_graded(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_local_mathematics_is_graded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = tmp_path / "math.jsonl"
     rows = [
         {"problem": f"Tom has pens: {n}. How many pens?", "answer": str(n), "unique_id": f"t/{n}"}

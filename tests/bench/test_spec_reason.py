@@ -111,9 +111,7 @@ def written(text: str, end: SegmentEnd = SegmentEnd.BOUNDARY, *ids: int) -> Segm
 
 
 @pytest.mark.parametrize("has_ended", [False, True])
-async def test_scores_are_the_probabilities_of_the_next_token(
-    checkpoint: Path, has_ended: bool
-) -> None:
+async def test_scores_are_next_token_probabilities(checkpoint: Path, has_ended: bool) -> None:
     """The reference reads the context, one end of turn, the question and the prefill in one forward pass."""
     lm = CausalLM.load(str(checkpoint), None, "cpu", "float32")
     [eos], fingerprint = lm.tokenizer.eos_ids, lm.info.tokenizer

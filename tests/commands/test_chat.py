@@ -81,9 +81,7 @@ def test_prompt_is_answered_as_text_only(live: Live, words: list[str], stdin: st
         ),
     ],
 )
-def test_question_that_gets_no_answer_ends_with_the_reason_and_the_remedy(
-    live: Live, words: list[str], told: str
-) -> None:
+def test_unanswered_question_ends_with_remedy(live: Live, words: list[str], told: str) -> None:
     result = semspec("chat", *live.options, *words, stdin=" \n")
     assert (result.returncode, result.stdout) == (1, "")
     assert re.match(f"semspec chat: .*{told}", result.stderr)
@@ -226,7 +224,7 @@ REFUSED = {"text": "On day 1, Tom gets 5 more pens.\n\n", "num_tokens": 12}
 REWRITTEN = segment_chunk(0, "On day 1, Tom gets 4 more pens.\n\n", "rewritten", rejected=REFUSED)
 
 
-def test_rewritten_segment_shows_the_refused_draft_only_when_asked(
+def test_refused_draft_is_shown_only_when_asked(
     shown: Callable[..., str],
 ) -> None:
     brief = shown(REWRITTEN)

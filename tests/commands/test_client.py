@@ -104,9 +104,7 @@ async def test_broken_stream_goes_on_behind_the_last_event() -> None:
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"], ids=repr)
 @pytest.mark.parametrize("num_bytes", [1, 7, 10_000])
-async def test_lines_of_a_stream_end_only_at_line_feeds_and_returns(
-    end: str, num_bytes: int
-) -> None:
+async def test_lines_end_only_at_feeds_and_returns(end: str, num_bytes: int) -> None:
     text = "a\x85b\u2028c\u2029d"
     body = f"id: 1{end}data: {json.dumps({'id': 'chatcmpl-1', 'text': text}, ensure_ascii=False)}{end}{end}"
     sent = f"{body}: still there{end}{end}data: [DONE]{end}{end}x".encode()
@@ -194,9 +192,7 @@ async def test_error_of_a_failed_generation_is_raised_at_once() -> None:
         (httpx.Response(400, json={"error": "said so", "error_type": "validation"}), InternalError),
     ],
 )
-async def test_refusal_is_the_error_it_stands_for(
-    response: httpx.Response, kind: type[Exception]
-) -> None:
+async def test_refusal_becomes_its_error(response: httpx.Response, kind: type[Exception]) -> None:
     with pytest.raises(kind, match="said so") as caught:
         await gateway(lambda request: response).models()
     assert type(caught.value) is kind

@@ -78,9 +78,7 @@ def test_files_are_found_by_name_and_by_digest(models: Path) -> None:
     assert find(PAIR.draft, None) is None
 
 
-def test_missing_files_are_downloaded_once_and_checked(
-    hub: Path, models: Path, tmp_path: Path
-) -> None:
+def test_missing_files_are_downloaded_once(hub: Path, models: Path, tmp_path: Path) -> None:
     told: list[str] = []
     (models / "another.gguf").unlink()
     found = locate(PAIR, models, told.append)
@@ -106,9 +104,7 @@ def test_wrong_digest_is_refused_wherever_the_file_is(hub: Path, models: Path) -
         find(PAIR.draft, None)
 
 
-def test_files_are_named_with_their_digests_where_there_is_no_network(
-    models: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_files_named_without_network(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["serve", "--pair", "small", "--models", str(models.parent)])
     [line] = capsys.readouterr().err.splitlines()
@@ -123,9 +119,7 @@ def test_files_are_named_with_their_digests_where_there_is_no_network(
     assert all(file.sha256 in line for file in PAIR.files.values())
 
 
-def test_next_start_goes_on_after_one_without_a_network(
-    hub: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_next_start_goes_on(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         use("http://127.0.0.1:1", patched)
         with pytest.raises(Mismatch, match=r"^the pair small cannot be fetched"):
@@ -139,9 +133,7 @@ def configuration(*words: str) -> StackConfig:
     return stack_config(parser([]).parse_args(["serve", *words]))
 
 
-def test_release_of_a_named_pair_takes_its_files_from_the_folder(
-    models: Path, tmp_path: Path
-) -> None:
+def test_release_takes_files_from_folder(models: Path, tmp_path: Path) -> None:
     draft, target = (
         ReleasedModel(PAIR.files[role].model, "sha256-full:1", "a.b", dtype="packed")
         for role in ("draft", "target")
@@ -155,9 +147,7 @@ def test_release_of_a_named_pair_takes_its_files_from_the_folder(
     assert configuration("--pair", str(tmp_path / "out")).draft_model == PAIR.draft.model
 
 
-def test_pair_is_served_under_its_name_with_its_settings(
-    models: Path, manifests: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_settings_of_pair(models: Path, manifests: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SEMSPEC_TARGET_DTYPE", "bfloat16")
     config = configuration("--pair", "small", "--models", str(models))
     assert config.draft_model == str(models / "draft.gguf")

@@ -55,9 +55,7 @@ def test_parameters_are_those_of_the_checkpoint() -> None:
     assert model.file_bytes == (folder / "model.safetensors").stat().st_size
 
 
-def test_paper_s_answers_have_a_layout_on_two_gpus(
-    pair: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_layout_on_two_gpus(pair: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Eight of 32,768 tokens and a prompt; the printed settings are read by the services."""
     with pytest.raises(SystemExit) as ended:
         main(["plan", *pair])

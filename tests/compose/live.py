@@ -103,9 +103,7 @@ def test_answer_is_the_same_when_the_target_is_killed(http: httpx.Client, projec
     until_ready(project, http)
 
 
-def test_answer_is_whole_and_says_so_when_the_draft_is_killed(
-    http: httpx.Client, project: Project
-) -> None:
+def test_answer_is_whole_when_draft_is_killed(http: httpx.Client, project: Project) -> None:
     until_ready(project, http)
     chunks = chunks_of(http, project.armed("draft"))
     assert project.inspect("draft", "{{.RestartCount}}") == "1"
@@ -137,7 +135,7 @@ def test_image_holds_no_model_and_the_gateways_no_torch(project: Project, role: 
     assert found == "" if role != "gateway" else "No module named 'torch'" in found
 
 
-def test_redis_is_within_the_gateways_reach_alone_and_asks_for_the_password(
+def test_redis_answers_the_gateway_alone_and_asks_for_password(
     project: Project,
 ) -> None:
     assert project.inspect("redis", "{{json .NetworkSettings.Ports}}") in (

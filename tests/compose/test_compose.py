@@ -64,16 +64,12 @@ def test_service_is_hardened(services: Json, role: str) -> None:
 
 
 @pytest.mark.parametrize("role", ["draft", "target", "gateway"])
-def test_environment_is_accepted_by_the_settings(
-    services: Json, role: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_environment_accepted(services: Json, role: str, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = settings_of(services[role], role, monkeypatch)
     assert settings.service_token.get_secret_value() == SECRETS["SEMSPEC_SERVICE_TOKEN"]
 
 
-def test_gateway_finds_the_services_and_redis(
-    services: Json, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gateway_finds_services(services: Json, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = settings_of(services["gateway"], "gateway", monkeypatch)
     for role in ("draft", "target", "verifier"):
         port = SETTINGS[role].model_fields["port"].default
@@ -102,9 +98,7 @@ def test_only_the_gateway_is_published_and_on_this_machine_alone(services: Json)
     ]
 
 
-def test_running_work_may_end_before_the_container_is_killed(
-    services: Json, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_work_ends_before_the_kill(services: Json, monkeypatch: pytest.MonkeyPatch) -> None:
     gateway = settings_of(services["gateway"], "gateway", monkeypatch)
     draft = settings_of(services["draft"], "draft", monkeypatch)
     drains = (gateway.settle_s + gateway.grace_s + STORED_WITHIN_S, draft.settle_s + draft.grace_s)
@@ -186,9 +180,7 @@ def test_script_writes_secrets_that_fit(tmp_path: Path, script: Path) -> None:
     assert again.returncode == 1 and ".env is there already" in again.stderr
 
 
-def test_script_tells_no_other_process_a_secret_by_its_arguments(
-    tmp_path: Path, script: Path
-) -> None:
+def test_script_passes_no_secret_as_argument(tmp_path: Path, script: Path) -> None:
     log, folder = tmp_path / "log", tmp_path / "bin"
     folder.mkdir()
     for name in ("cut", "dirname", "od", "sed", "sha256sum", "shasum", "tr"):
@@ -200,9 +192,7 @@ def test_script_tells_no_other_process_a_secret_by_its_arguments(
 
 
 @pytest.mark.parametrize("random", ["", "echo deadbeef", f"echo {'g' * 64}"])
-def test_script_writes_nothing_without_random_bytes(
-    tmp_path: Path, script: Path, random: str
-) -> None:
+def test_script_needs_random_bytes(tmp_path: Path, script: Path, random: str) -> None:
     (tmp_path / "od").write_text(f"#!/bin/sh\n{random}\n")
     (tmp_path / "od").chmod(0o755)
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}

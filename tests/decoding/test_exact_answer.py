@@ -113,9 +113,7 @@ REFUSING: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("strategy", "options"), REFUSING)
-async def test_segment_that_the_target_rewrote_is_not_cut(
-    strategy: str, options: dict[str, Any]
-) -> None:
+async def test_rewritten_segment_is_not_cut(strategy: str, options: dict[str, Any]) -> None:
     own = await strict(strategy=strategy, **options)
     events = await run(own, reasoning(target_probability=0.0))
     assert segments(events) == segments(await run(variants.alone(own), reasoning()))

@@ -94,9 +94,7 @@ async def test_refused_draft_is_not_proposed_again() -> None:
     ("ratio", "num_candidates"),
     [(0.1, 1), (0.35, 1), (0.4, 1), (0.4, 2), (0.4, 3), (0.8, 1), (1.0, 1), (1.7, 1)],
 )
-async def test_sampled_acceptance_has_probability_min_1_ratio_for_each_alternative(
-    ratio: float, num_candidates: int
-) -> None:
+async def test_sampled_acceptance_has_probability_ratio(ratio: float, num_candidates: int) -> None:
     """By a binomial test at fixed seeds, 0.1% level: each alternative has a draw of its own."""
     num_accepted = total = 0
     for seed in range(60):

@@ -112,9 +112,7 @@ async def test_moves_follow_the_cue_words() -> None:
     ("num_recaps", "num_doubts", "num_tokens"),
     [(0, 15, 125), (1, 20, 150), (2, 25, 175), (3, 30, 200), (4, 30, 200), (5, 30, 200)],
 )
-async def test_target_recapitulates_after_so_many_doubts(
-    num_recaps: int, num_doubts: int, num_tokens: int
-) -> None:
+async def test_recap_after_doubts(num_recaps: int, num_doubts: int, num_tokens: int) -> None:
     earlier = [piece for _ in range(num_recaps) for piece in (paragraph(), RECAP, turn("r" * 200))]
     doubts = [piece for _ in range(num_doubts) for piece in (paragraph(), turn())]
     kept = [*earlier, *doubts, paragraph()]
@@ -153,7 +151,7 @@ async def test_turn_broken_off_is_finished(kept: list[Segment], num_tokens: int)
     assert [params.max_tokens for params in target.orders] == [num_tokens]
 
 
-async def test_resumed_at_any_segment_with_recaps_equals_undisturbed(
+async def test_resumed_with_recaps_equals_undisturbed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name, value in {"NUM_CUE_TOKENS": 30, "RECAP_TOKENS": (60, 85), "DOUBTS": (2, 3)}.items():

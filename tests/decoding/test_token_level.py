@@ -71,9 +71,7 @@ async def test_nothing_is_proposed_beyond_the_budget(max_tokens: int, proposed: 
     assert len(texts(events)) == max_tokens and events[-1] == Finished(FinishReason.LENGTH)
 
 
-async def test_open_tokens_go_with_each_call_and_budgets_count_from_the_last_whole_segment() -> (
-    None
-):
+async def test_open_tokens_and_budget_of_each_call() -> None:
     target = Attentive()
     events = await run(
         await generation(strategy="token-level", max_tokens=40), replace(players(), target=target)

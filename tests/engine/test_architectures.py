@@ -107,9 +107,7 @@ async def test_checkpoint_with_a_recurrent_state_is_refused(folder: Path, name: 
         ),
     ],
 )
-async def test_multimodal_checkpoint_without_a_causal_model_is_refused(
-    folder: Path, config: PretrainedConfig, name: str
-) -> None:
+async def test_no_causal_model_refused(folder: Path, config: PretrainedConfig, name: str) -> None:
     (folder / "config.json").write_text(json.dumps(config.to_dict()))
     [line] = await refusals(folder)
     assert f"transformers has no causal language model for {name}; give " in line
@@ -159,9 +157,7 @@ def save_multimodal(folder: Path, kind: str) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["gemma3", "gemma4"])
-async def test_states_of_a_multimodal_checkpoint_are_of_its_language_model(
-    kind: str, tmp_path: Path, load: Load
-) -> None:
+async def test_multimodal_states_of_language_model(kind: str, tmp_path: Path, load: Load) -> None:
     folder = save_multimodal(tmp_path / "model", kind)
     engine = load(folder)
     assert "with plain transformers too" in await self_test(
@@ -224,9 +220,7 @@ WINDOWS: dict[str, tuple[int, dict[str, object] | None, int]] = {
 
 @pytest.mark.parametrize("field", ["rope_scaling", "rope_parameters"])
 @pytest.mark.parametrize("name", WINDOWS)
-async def test_window_is_that_of_the_rotary_embedding(
-    folder: Path, name: str, field: str, load: Load
-) -> None:
+async def test_window_of_rotary_embedding(folder: Path, name: str, field: str, load: Load) -> None:
     positions, rope, window = WINDOWS[name]
     config = json.loads((folder / "config.json").read_text())
     theta = config.pop("rope_parameters")["rope_theta"]

@@ -103,9 +103,7 @@ NO_TOKEN_IDS: list[Any] = [{}, [{"a": 1}], "</s>", [], True, 1.5, -1]
         ),
     ],
 )
-def test_malformed_file_is_refused_in_one_line(
-    folder: Path, file: str, content: Any, complaint: str
-) -> None:
+def test_malformed_file_is_refused(folder: Path, file: str, content: Any, complaint: str) -> None:
     """`content`: the text of the file, or fields to change in it."""
     path = folder / file
     path.write_text(
@@ -204,9 +202,7 @@ def test_unknown_end_of_a_turn_is_not_an_end(checkpoints: dict[str, Path], tmp_p
     assert CausalLM.load(str(folder), None, "cpu", "float32").tokenizer.eos_ids == {1}
 
 
-def test_end_without_an_embedding_is_left_out(
-    spelling: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_end_without_embedding_is_ignored(spelling: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name_end(spelling, "tokenizer_config.json", DOCUMENT_END)
     edit_json(spelling / "config.json", eos_token_id=[10**6])
     assert ends(spelling, monkeypatch) == {DOCUMENT_END}
@@ -218,9 +214,7 @@ def test_end_without_an_embedding_is_left_out(
         CausalLM.load(str(spelling), None, "cpu", "float32")
 
 
-def test_end_is_not_taken_from_the_class_of_a_configuration(
-    checkpoints: dict[str, Path], tmp_path: Path
-) -> None:
+def test_end_is_not_taken_from_config_class(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     """Llama's class has the id 2 by default, which is another token in most vocabularies."""
     folder = Path(shutil.copytree(checkpoints["llama"], tmp_path / "model"))
     (folder / "generation_config.json").unlink()

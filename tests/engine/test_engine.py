@@ -15,9 +15,7 @@ from semspec.types import Context, GenerationParams, Message, SamplingParams, Se
 from tests.engine.support import Load, before_each_step, params, prompt, sizes_of, written
 
 
-async def test_rounds_of_a_session_feed_only_new_tokens(
-    engine: TorchEngine, uncached: TorchEngine
-) -> None:
+async def test_rounds_feed_only_new_tokens(engine: TorchEngine, uncached: TorchEngine) -> None:
     context = await prompt(engine)
     [drafted] = await written(
         uncached, context, params(sampling=SamplingParams(1.0, 1.0, 0, seed=5))
@@ -41,7 +39,7 @@ async def test_rounds_of_a_session_feed_only_new_tokens(
     assert sizes == [2 * reading.num_tokens]
 
 
-async def test_sessions_share_a_prefix_without_taking_it_from_each_other(
+async def test_sessions_share_a_prefix(
     engine: TorchEngine,
 ) -> None:
     context = await prompt(engine)
@@ -68,9 +66,7 @@ async def test_cache_stays_within_its_budget(checkpoint: Path, load: Load) -> No
     assert (info.cache_bytes, info.max_cache_bytes) == (engine.cache.num_bytes, 200_000)
 
 
-async def test_call_that_finds_no_memory_is_refused_and_the_next_one_served(
-    engine: TorchEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_out_of_memory_refuses(engine: TorchEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     context = Context((await engine.encode("Day 1: Tom sells 3 pens."),))
     before = await written(engine, context, params())
     assert len(engine.cache.prefixes) > 0

@@ -49,9 +49,7 @@ def file(tmp_path: Path, source: Path) -> Path:
     return save_gguf(tmp_path / "model.gguf", source)
 
 
-def test_folder_of_a_file_has_the_configuration_and_the_tokenizer_of_its_checkpoint(
-    file: Path, source: Path
-) -> None:
+def test_folder_has_configuration_and_tokenizer(file: Path, source: Path) -> None:
     folder = checkpoint_of(file)
     found, wanted = AutoConfig.from_pretrained(folder), AutoConfig.from_pretrained(source)
     for name in (
@@ -80,9 +78,7 @@ def test_folder_of_a_file_has_the_configuration_and_the_tokenizer_of_its_checkpo
         ("gpt-2", "ab 12's", ["ab", "Ġ12", "'s"]),
     ],
 )
-def test_pre_tokenizer_is_that_of_the_published_tokenizer(
-    tmp_path: Path, source: Path, pre: str, text: str, parts: list[str]
-) -> None:
+def test_pre_tokenizer(tmp_path: Path, source: Path, pre: str, text: str, parts: list[str]) -> None:
     tokenizer = load_tokenizer(
         str(checkpoint_of(save_gguf(tmp_path / "model.gguf", source, pre=pre)))
     )
@@ -91,9 +87,7 @@ def test_pre_tokenizer_is_that_of_the_published_tokenizer(
     ] == parts
 
 
-def test_beginning_of_sequence_is_added_where_the_file_says_so(
-    tmp_path: Path, source: Path
-) -> None:
+def test_beginning_of_sequence_is_added(tmp_path: Path, source: Path) -> None:
     changes = {"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.bos_token_id": 262}
     tokenizer = load_tokenizer(
         str(checkpoint_of(save_gguf(tmp_path / "model.gguf", source, changes=changes)))
@@ -102,9 +96,7 @@ def test_beginning_of_sequence_is_added_where_the_file_says_so(
     assert tokenizer.bos_token == tokenizer.convert_ids_to_tokens(262)
 
 
-def test_rotary_scaling_and_context_window_are_those_of_the_file(
-    tmp_path: Path, source: Path
-) -> None:
+def test_rotary_scaling_and_window_of_file(tmp_path: Path, source: Path) -> None:
     changes = {
         "qwen2.rope.scaling.type": "yarn",
         "qwen2.rope.scaling.factor": 4.0,
@@ -116,9 +108,7 @@ def test_rotary_scaling_and_context_window_are_those_of_the_file(
     assert context_window(config) == 2400
 
 
-def test_folder_is_written_once_and_follows_the_file(
-    file: Path, tmp_path: Path, cache: Path
-) -> None:
+def test_folder_is_written_once(file: Path, tmp_path: Path, cache: Path) -> None:
     folder = checkpoint_of(file)
     written = (folder / "tokenizer.json").stat().st_ino
     moved = file.rename(tmp_path / "moved.gguf")
@@ -162,9 +152,7 @@ def test_processes_may_write_a_folder_at_once(file: Path, cache: Path) -> None:
     assert [path.name for path in cache.iterdir()] == [found[0].name]
 
 
-def test_full_disk_leaves_nothing_and_the_next_start_goes_on(
-    file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk_leaves_nothing(file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_text = Path.write_text
 
     def write_until_full(path: Path, *arguments: Any, **options: Any) -> int:

@@ -66,9 +66,7 @@ def text_of(generated: list[GeneratedSegment]) -> str:
     return "".join(one.segment.text for one in generated)
 
 
-async def test_every_sample_is_valid_by_the_schema(
-    engine: TorchEngine, request: pytest.FixtureRequest
-) -> None:
+async def test_every_sample_is_valid(engine: TorchEngine, request: pytest.FixtureRequest) -> None:
     assert (await engine.info()).supports_grammars
     num_samples = (
         20 if request.node.callspec.params["engine"] == "fast" else 3
@@ -92,9 +90,7 @@ async def test_greedy_answer_is_valid_whatever_the_filters(engine: TorchEngine) 
 
 
 @pytest.mark.parametrize("segmentation", Segmentation)
-async def test_answer_in_many_calls_equals_one(
-    engine: TorchEngine, segmentation: Segmentation
-) -> None:
+async def test_many_calls_equal_one(engine: TorchEngine, segmentation: Segmentation) -> None:
     """Each call gets the grammar's state from the context, so that any replica can go on."""
     cuts: dict[str, Any] = {"segmentation": segmentation, "max_segment_tokens": 7}
     whole = [one.segment for one in await answered(engine, params(5, **cuts))]
@@ -129,9 +125,7 @@ async def test_logprobs_and_scores_are_those_of_all_tokens(engine: TorchEngine) 
         + json_grammar({"type": "array", "items": {"$ref": "#"}, "minItems": 1}, True, "schema"),
     ],
 )
-async def test_grammar_without_an_end_is_cut_by_its_budget(
-    engine: TorchEngine, grammar: str
-) -> None:
+async def test_endless_grammar_is_cut_by_budget(engine: TorchEngine, grammar: str) -> None:
     endless, other = await asyncio.gather(
         answered(engine, params(1, grammar=grammar, max_tokens=30)), answered(engine, params(5))
     )
@@ -152,9 +146,7 @@ async def test_grammar_without_an_end_is_cut_by_its_budget(
     ],
     ids=["no end", "no beginning", "syntax", "costly", "large", "costly at each token"],
 )
-async def test_grammar_is_refused_in_one_line_and_others_go_on(
-    engine: TorchEngine, grammar: str, complaint: str
-) -> None:
+async def test_bad_grammar_is_refused(engine: TorchEngine, grammar: str, complaint: str) -> None:
     """Also one that a call over gRPC may have, which no gateway has checked."""
     refused = asyncio.create_task(answered(engine, params(1, grammar=grammar)))
     assert await answered(engine, params(5))
@@ -163,9 +155,7 @@ async def test_grammar_is_refused_in_one_line_and_others_go_on(
     assert refusal.value.parameter == "grammar" and "\n" not in str(refusal.value)
 
 
-async def test_compiled_grammars_are_bounded_in_number_and_bytes(
-    spelling: Path, load: Load
-) -> None:
+async def test_compiled_grammars_are_bounded(spelling: Path, load: Load) -> None:
     grammars = Grammars.of(load(spelling).tokenizer)
     assert grammars
     for number in range(MAX_KEPT + 5):
@@ -258,9 +248,7 @@ async def test_context_that_does_not_follow_the_grammar_is_refused(
         await answered(engine, params(), segment(engine, "Not JSON"))
 
 
-async def test_model_whose_vocabulary_spells_no_json_takes_none(
-    checkpoints: dict[str, Path], load: Load
-) -> None:
+async def test_vocabulary_without_json_refuses(checkpoints: dict[str, Path], load: Load) -> None:
     words = load(checkpoints["qwen2"])
     assert Grammars.of(words.tokenizer) is None and len(build_tokenizer()) < 500
     assert not (await words.info()).supports_grammars

@@ -98,9 +98,7 @@ def test_byte_spelt_out_by_a_byte_level_tokenizer_is_text() -> None:
     assert TokenBytes(tokenizer)(token_id) == b"<0x41>"
 
 
-async def test_bytes_of_written_tokens_are_the_text_where_characters_are_spread_over_tokens(
-    checkpoint: Path, tmp_path: Path, load: Load
-) -> None:
+async def test_bytes_of_split_characters(checkpoint: Path, tmp_path: Path, load: Load) -> None:
     folder, texts = tmp_path / "byte-level", []
     shutil.copytree(checkpoint, folder)
     byte_level().save_pretrained(folder)
@@ -190,9 +188,7 @@ def test_no_special_token_is_added_to_a_text() -> None:
     assert [0, *(token.id for token in tokenize(tokenizer, "an"))] == tokenizer.encode("an")
 
 
-def test_tokenizer_that_knows_no_places_is_refused(
-    checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slow_tokenizer(checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     lm = CausalLM.load(str(checkpoints["qwen2"]), None, "cpu", "float32")
     monkeypatch.setattr(type(lm.tokenizer.raw), "is_fast", False)
     with pytest.raises(Mismatch, match=r"tokenizer\.json"):

@@ -80,18 +80,14 @@ def streams(tokenizer: ModelTokenizer, ids: list[int], what: GenerationParams) -
 
 @pytest.mark.parametrize("segmentation", Segmentation)
 @pytest.mark.parametrize("text", TEXTS)
-def test_shown_text_is_the_beginning_of_the_segments_text(
-    tokenizer: ModelTokenizer, text: str, segmentation: Segmentation
-) -> None:
+def test_text_is_prefix(tokenizer: ModelTokenizer, text: str, segmentation: Segmentation) -> None:
     ids = [*ids_after_prompt(tokenizer, text), *tokenizer.eos_ids]
     segments = streams(tokenizer, ids, replace(NO_LIMIT, segmentation=segmentation))
     assert "".join(segment.text for segment in segments) == text
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_shown_text_stays_for_tokens_that_make_no_sense(
-    tokenizer: ModelTokenizer, seed: int
-) -> None:
+def test_shown_text_stays_for_random_tokens(tokenizer: ModelTokenizer, seed: int) -> None:
     """Random tokens have bytes of characters that no other token completes."""
     drawn = random.Random(seed)
     ids = [drawn.randrange(len(tokenizer.raw)) for _ in range(120)]
@@ -130,9 +126,7 @@ def ended(
 
 
 @pytest.mark.parametrize("stop", ["7", " 7,", "5, 6, 7", "6, "])
-def test_call_ends_with_the_token_that_completes_a_stop(
-    tokenizer: ModelTokenizer, stop: str
-) -> None:
+def test_call_ends_with_completed_stop(tokenizer: ModelTokenizer, stop: str) -> None:
     [segment] = ended(tokenizer, COUNTING, "never", stop)
     assert segment.end is SegmentEnd.STOP and stop in segment.text
     ids = list(segment.token_ids)
@@ -147,9 +141,7 @@ def test_stop_may_reach_over_segments(tokenizer: ModelTokenizer) -> None:
 
 
 @pytest.mark.parametrize("stop", ["中", "🦊", "é"])
-def test_stop_of_several_tokens_ends_the_call_at_its_character(
-    tokenizer: ModelTokenizer, stop: str
-) -> None:
+def test_stop_of_several_tokens_ends_the_call(tokenizer: ModelTokenizer, stop: str) -> None:
     segments = ended(tokenizer, "a" + stop + " the ball has 12 points", stop)
     assert segments[-1].end is SegmentEnd.STOP
     assert len(segments[-1].text) <= len("a" + stop + " the")
@@ -163,9 +155,7 @@ def test_stop_of_several_tokens_ends_the_call_at_its_character(
         ("", "It is 7 now and then 7", "It is 7"),
     ],
 )
-def test_stop_in_the_reasoning_does_not_end_the_call(
-    tokenizer: ModelTokenizer, prompt: str, text: str, ends: str
-) -> None:
+def test_stop_in_reasoning(tokenizer: ModelTokenizer, prompt: str, text: str, ends: str) -> None:
     segments = ended(tokenizer, text, "7", prompt=prompt, splits_reasoning=True)
     assert "".join(segment.text for segment in segments).endswith(ends)
     first = ended(tokenizer, text, "7", prompt=prompt)
@@ -196,9 +186,7 @@ def test_servers_text_ends_with_the_piece_that_completes_a_stop(tokenizer: Model
     assert [(one.text, one.end) for one in segments] == [(" 1, 2, 3, 4, 5, 6, 7,", SegmentEnd.STOP)]
 
 
-async def test_stream_is_what_generate_writes_with_its_text_before(
-    load: Load, checkpoint: Path
-) -> None:
+async def test_stream_equals_generate(load: Load, checkpoint: Path) -> None:
     engine = load(checkpoint)
     context, what = await prompt(engine), params(max_segments=3, num_logprobs=1)
     whole = await written(engine, context, what)
@@ -236,9 +224,7 @@ async def test_text_is_sent_before_the_next_token_is_computed(load: Load, checkp
         assert [type(one) for one in [one async for one in stream]].count(GeneratedSegment) >= 1
 
 
-async def test_stop_that_never_comes_changes_no_draw_and_one_that_comes_saves_the_rest(
-    load: Load, checkpoint: Path
-) -> None:
+async def test_stop_changes_no_draw_and_saves_the_rest(load: Load, checkpoint: Path) -> None:
     engine = load(checkpoint)
     context, what = await prompt(engine), params(max_segments=0, want_states=True)
     whole = await written(engine, context, what)

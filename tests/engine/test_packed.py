@@ -76,9 +76,7 @@ def test_packed_weights_are_those_of_the_file(kind: GGMLQuantizationType) -> Non
 
 @pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.parametrize("kind", TYPES, ids=lambda kind: kind.name)
-def test_row_of_a_product_does_not_depend_on_the_others(
-    kind: GGMLQuantizationType, num_threads: int
-) -> None:
+def test_row_of_product_is_independent(kind: GGMLQuantizationType, num_threads: int) -> None:
     matrix = random_matrix(kind)
     compute = product(matrix.packed(), np.ones(96, np.float32), num_threads)
     rows = torch.randn(67, matrix.shape[1], generator=torch.Generator().manual_seed(1))
@@ -146,7 +144,7 @@ class RandomLayer:
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])
-def test_layer_is_close_to_floating_point_and_its_rows_do_not_depend_on_others(
+def test_layer_is_close_to_floating_point_and_rows_are_independent(
     num_threads: int,
 ) -> None:
     layer, following = RandomLayer.of_seed(0), RandomLayer.of_seed(10)
@@ -255,9 +253,7 @@ def test_packed_states_are_close_to_those_in_fp32_and_to_transformers(file: Path
 
 
 @pytest.mark.usefixtures("cache")
-async def test_self_test_finds_a_layer_that_is_not_that_of_the_file(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_self_test_finds_wrong_layer(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All passes share the layer, so they agree with one another."""
     settings = ModelSettings(model=str(file), port=0, device="cpu", dtype="packed")
     engine = TorchEngine.load(str(file), writer=Writer.TARGET, device="cpu", dtype="packed")
@@ -272,7 +268,7 @@ async def test_self_test_finds_a_layer_that_is_not_that_of_the_file(
 
 
 @pytest.mark.usefixtures("cache")
-def test_weights_of_a_gguf_file_are_those_of_the_checkpoint_that_it_was_written_from(
+def test_weights_of_gguf_equal_checkpoint(
     file: Path,
 ) -> None:
     """Rows of Llama's queries and keys, which llama.cpp orders in another way, included."""

@@ -74,9 +74,7 @@ async def records(
 
 
 @pytest.mark.parametrize("num_tokens", [1, 5, 40])
-async def test_greedy_exact_retrieval_writes_what_the_target_writes(
-    backends: Backends, engine: TorchEngine, num_tokens: int
-) -> None:
+async def test_equals_target(backends: Backends, engine: TorchEngine, num_tokens: int) -> None:
     context = await prompt(engine)
     alone = await records(backends, context=context, strategy="target")
     helped = await records(backends, context=context, num_speculative_tokens=num_tokens)
@@ -90,9 +88,7 @@ async def test_greedy_exact_retrieval_writes_what_the_target_writes(
 @pytest.mark.parametrize(
     "sampling", [SamplingParams(0), SamplingParams(0.3, 0.9, 0, 1), SamplingParams(1, 0.97, 0, 2)]
 )
-async def test_rewrites_by_retrieval_are_the_plain_ones_token_for_token(
-    backends: Backends, engine: TorchEngine, sampling: SamplingParams
-) -> None:
+async def test_rewrites(backends: Backends, engine: TorchEngine, sampling: SamplingParams) -> None:
     fields: dict[str, Any] = {"context": await prompt(engine), "sampling": sampling}
     plain = await records(backends, strategy="semantic", **fields)
     assert plain and not any(record.accepted for record in plain)
@@ -108,9 +104,7 @@ async def test_rewrites_by_retrieval_are_the_plain_ones_token_for_token(
 
 
 @pytest.mark.parametrize("strategy", ["retrieval", "semantic+retrieval"])
-async def test_sampled_retrieval_keeps_the_targets_distribution(
-    backends: Backends, engine: TorchEngine, strategy: str
-) -> None:
+async def test_keeps_distribution(backends: Backends, engine: TorchEngine, strategy: str) -> None:
     """Chi-square of the first two tokens at fixed seeds, 0.1% level, with a store that proposes likely tokens. Of
     rewrites too, although the segments that they replace were rejected."""
     context, sampling = await prompt(engine), SamplingParams(1.5, 1.0, 3)
@@ -168,9 +162,7 @@ async def test_state_is_returned_only_where_it_is_asked_for_and_known(
             await engine.verify_tokens(context, (), replace(wanting, state_layer=layer), what)
 
 
-async def test_datastore_without_a_model_helps_and_refuses_all_else(
-    engine: TorchEngine, datastore: Datastore
-) -> None:
+async def test_datastore_without_model(engine: TorchEngine, datastore: Datastore) -> None:
     alone = RetrievingDraft(None, datastore)
     info, context = await alone.info(), await prompt(engine)
     assert (

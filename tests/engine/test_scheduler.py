@@ -39,9 +39,7 @@ def holding(num_tokens: int, num_new: int = 1, session: str = "") -> Feed:
         ([], 512, []),
     ],
 )
-def test_shares_are_equal_up_to_what_is_needed(
-    sizes: list[int], total: int, shares: list[int]
-) -> None:
+def test_shares_are_equal_up_to_need(sizes: list[int], total: int, shares: list[int]) -> None:
     assert equal_shares(sizes, total) == shares
 
 

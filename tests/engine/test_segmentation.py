@@ -102,9 +102,7 @@ def ids_after_prompt(tokenizer: ModelTokenizer, text: str) -> list[int]:
 
 @pytest.mark.parametrize("segmentation", Segmentation)
 @pytest.mark.parametrize("text", CHARACTERS)
-def test_segment_ends_at_a_characters_border_wherever_its_limit_is(
-    tokenizer: ModelTokenizer, text: str, segmentation: Segmentation
-) -> None:
+def test_character_ends(tokenizer: ModelTokenizer, text: str, segmentation: Segmentation) -> None:
     ids = (*ids_after_prompt(tokenizer, text), *tokenizer.eos_ids)
     for limit in range(1, len(ids)):
         limits = {"max_segment_tokens": limit, "segmentation": segmentation}
@@ -121,9 +119,7 @@ def test_segment_ends_at_a_characters_border_wherever_its_limit_is(
 
 
 @pytest.mark.parametrize("text", CHARACTERS)
-def test_text_ends_before_the_character_that_exceeds_the_budget(
-    tokenizer: ModelTokenizer, text: str
-) -> None:
+def test_text_ends_before_character_beyond_budget(tokenizer: ModelTokenizer, text: str) -> None:
     """Its tokens count as written, and the client's continuation follows the text."""
     for budget in range(1, len(ids_after_prompt(tokenizer, text))):
         segments = written(tokenizer, text, max_tokens=budget)
@@ -152,9 +148,7 @@ def test_bytes_that_never_make_a_character_end_at_the_limit(tokenizer: ModelToke
 
 @pytest.mark.parametrize("text", CHARACTERS)
 @pytest.mark.parametrize("limit", range(1, 9))
-def test_servers_text_ends_at_the_borders_of_the_tokens(
-    tokenizer: ModelTokenizer, text: str, limit: int
-) -> None:
+def test_served_text_ends_at_tokens(tokenizer: ModelTokenizer, text: str, limit: int) -> None:
     for limits in ({"max_segment_tokens": limit}, {"max_tokens": limit}):
         segmenter = TextSegmenter(tokenizer, Writer.TARGET, params(**limits), 0, PROMPT)
         served = list(segmenter.take(text, SegmentEnd.LENGTH))

@@ -14,7 +14,6 @@ from semspec.engine.torch_engine import TorchEngine
 from semspec.errors import Mismatch
 from semspec.rpc.server import ServiceServer
 from semspec.rpc.servicers import TargetServicer
-from tests.engine.support import Load
 from tests.helpers.rpc import settings
 
 
@@ -34,12 +33,6 @@ async def test_sound_engine_passes_in_a_line(
     assert "with plain transformers over the same weights too; 128" in await self_test(
         uncached, model
     )
-
-
-async def test_window_is_read_to_its_last_token(
-    load: Load, checkpoint: Path, model: ModelSettings
-) -> None:
-    assert "99 tokens read" in await self_test(load(checkpoint, max_context_tokens=100), model)
 
 
 async def test_broken_cache_ends_the_start(
@@ -69,9 +62,7 @@ async def test_broken_cache_ends_the_start(
         ("lm_head", "log-probabilities scored by plain"),
     ],
 )
-async def test_changed_weights_end_the_start(
-    engine: TorchEngine, model: ModelSettings, name: str, fault: str
-) -> None:
+async def test_weights(engine: TorchEngine, model: ModelSettings, name: str, fault: str) -> None:
     [weight] = [
         value for key, value in engine.lm.model.named_parameters() if key.endswith(f"{name}.weight")
     ]

@@ -70,9 +70,7 @@ def first(segments: list[Segment]) -> int:
 
 
 @pytest.mark.parametrize("verified", [False, True])
-async def test_first_token_after_a_sentence_has_the_models_distribution_given_its_end(
-    engines: Engines, verified: bool
-) -> None:
+async def test_first_token_after_sentence_distribution(engines: Engines, verified: bool) -> None:
     draft, target = engines
     context = await after(target, " Tom has 3.")
     counts: Counter[tuple[int, ...]] = Counter()
@@ -115,7 +113,7 @@ async def test_draw_of_the_look_ahead_is_kept_where_it_confirms_the_end(engines:
     assert 0 < kept < 21
 
 
-async def test_boundaries_that_need_no_look_ahead_leave_the_next_token_free(
+async def test_other_boundaries_leave_next_token_free(
     engines: Engines,
 ) -> None:
     target = engines[1]
@@ -143,9 +141,7 @@ async def test_batch_draws_after_a_sentence_what_the_engine_draws(engines: Engin
 
 
 @pytest.mark.parametrize("strategy", ["random", "semantic+token-level", "token-level", "target"])
-async def test_sentences_stay_sentences_whoever_writes_next(
-    engines: Engines, strategy: str
-) -> None:
+async def test_sentences_stay_sentences(engines: Engines, strategy: str) -> None:
     """Segmented again, the whole text has the same segments: no token is lost, doubled or joined to another."""
     backends = Backends(*engines, ConstantVerifier(1.0, 0.5))
     context, writers = await prompt(engines[1]), set()

@@ -79,9 +79,7 @@ async def backends(engines: Engines, tmp_path: Path) -> Backends:
     return Backends(*engines, await random_probes(*engines, tmp_path))
 
 
-def test_fingerprints_tell_ordinary_and_added_tokens_apart(
-    checkpoints: dict[str, Path], tmp_path: Path
-) -> None:
+def test_fingerprints_of_added_tokens(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     source = checkpoints["qwen2"]
     plain = PreTrainedTokenizerFast.from_pretrained(source)
     pair = [tokenizer_fingerprint(with_added(source, *special)) for special in (DRAFTS, TARGETS)]
@@ -115,9 +113,7 @@ def test_pieces_are_read_by_ids_where_all_are_ordinary_and_else_by_text(engines:
 
 
 @pytest.mark.parametrize("num_tokens", [1, 3])
-async def test_output_keeps_the_targets_distribution(
-    engines: Engines, backends: Backends, num_tokens: int
-) -> None:
+async def test_keeps_distribution(engines: Engines, backends: Backends, num_tokens: int) -> None:
     """Chi-square of the first two of three tokens, at fixed seeds, 0.1% level."""
     target = engines[1]
     context = await prompt(target)
@@ -134,9 +130,7 @@ async def test_output_keeps_the_targets_distribution(
 
 
 @pytest.mark.parametrize("num_tokens", [1, 4])
-async def test_greedy_rounds_equal_the_target_alone_and_shared_tokens_are_accepted(
-    backends: Backends, num_tokens: int
-) -> None:
+async def test_greedy_rounds_equal_target_alone(backends: Backends, num_tokens: int) -> None:
     written: list[int] = []
     num_accepted = 0
     for question in (

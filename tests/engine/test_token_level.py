@@ -65,9 +65,7 @@ async def drafter(checkpoints: dict[str, Path], load: Load) -> TorchEngine:
 
 
 @pytest.mark.parametrize("gamma", [1, 3])
-async def test_engines_keep_the_targets_distribution(
-    engine: TorchEngine, drafter: TorchEngine, gamma: int
-) -> None:
+async def test_keeps_distribution(engine: TorchEngine, drafter: TorchEngine, gamma: int) -> None:
     """Of the first two tokens; top-k leaves few enough to count."""
     context, counts = await prompt(engine), Counter[tuple[int, ...]]()
     for seed in range(250):
@@ -121,9 +119,7 @@ def segmenter(engine: TorchEngine, open_ids: Sequence[int], **fields: object) ->
 
 
 @pytest.mark.parametrize("segmentation", Segmentation)
-def test_segments_are_cut_wherever_the_proposal_begins(
-    engine: TorchEngine, segmentation: Segmentation
-) -> None:
+def test_segments_cut_from_any_start(engine: TorchEngine, segmentation: Segmentation) -> None:
     tokens = engine.tokenizer.ids_of(TEXT)
     expected = list(cut(TEXT, segmentation))
     num_first = len(engine.tokenizer.ids_of(expected[0]))

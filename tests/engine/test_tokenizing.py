@@ -106,9 +106,7 @@ async def test_text_beyond_the_window_is_refused_before_it_is_tokenized(
         await call(engine, "a" * (engine.tokenizer.info.max_context_tokens * 16 + 1))
 
 
-async def test_event_loop_goes_on_while_a_text_is_tokenized(
-    engine: TorchEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_event_loop_goes_on(engine: TorchEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else no health check would be answered meanwhile."""
     done = Event()
 
@@ -147,7 +145,7 @@ def last_token(tokenizer: ModelTokenizer) -> int:
     return tokenizer.read_ids(ended, before="So")[-1]
 
 
-def test_segment_of_another_tokenizer_ends_as_the_chat_template_ends_a_turn(
+def test_foreign_segment_ends_as_template_ends_a_turn(
     tokenizer: ModelTokenizer,
 ) -> None:
     tokenizer.raw.chat_template = CHATML
@@ -159,9 +157,7 @@ def test_segment_of_another_tokenizer_ends_as_the_chat_template_ends_a_turn(
 
 
 @pytest.mark.parametrize("template", [None, REFUSING, "{{ messages[1]['content'] }}"])
-def test_segment_ends_with_the_first_end_of_sequence_where_no_template_says(
-    tokenizer: ModelTokenizer, template: str | None
-) -> None:
+def test_segment_ends_with_first_end(tokenizer: ModelTokenizer, template: str | None) -> None:
     tokenizer.raw.chat_template = template
     assert last_token(tokenizer) == min(tokenizer.eos_ids)
 
@@ -201,9 +197,7 @@ NAMED = r"the token '<\|extra\|>' \(id 310\) is outside the vocabulary of 310 to
     ],
     ids="text message turn ids tokenize context propose segment".split(),
 )
-async def test_token_without_an_embedding_is_refused_with_its_field(
-    smaller: TorchEngine, call: Any, parameter: str
-) -> None:
+async def test_token_without_embedding(smaller: TorchEngine, call: Any, parameter: str) -> None:
     with pytest.raises(InvalidRequest, match=NAMED) as refused:
         await call(smaller)
     assert refused.value.parameter == parameter
@@ -245,9 +239,7 @@ def ids_of_whole(reader: ModelTokenizer, text: str) -> list[int]:
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_segments_of_another_tokenizer_have_the_ids_of_the_whole_text(
-    reader: ModelTokenizer, text: str
-) -> None:
+def test_foreign_segments_have_ids_of_whole_text(reader: ModelTokenizer, text: str) -> None:
     prompt, *segments = cut(text, Segmentation.PARAGRAPH)
     context = Context((Piece(prompt, (1, 2), "another"), *map(by_another, segments)))
     assert reader.context_ids(context) == ids_of_whole(reader, text)
@@ -287,7 +279,7 @@ def test_text_after_an_added_token_has_the_ids_of_the_whole(reader: ModelTokeniz
     assert reader.context_ids(context) == ids_of_whole(reader, prompt + "".join(segments))
 
 
-def test_text_before_an_end_of_sequence_is_read_as_the_end_of_the_text(
+def test_text_before_end_of_sequence_is_end_of_text(
     reader: ModelTokenizer,
 ) -> None:
     segments = by_another("We add.\n\n"), by_another("So it is.\n\n", SegmentEnd.EOS)
@@ -295,9 +287,7 @@ def test_text_before_an_end_of_sequence_is_read_as_the_end_of_the_text(
     assert ids == [*ids_of_whole(reader, "We:\n\nWe add.\n\nSo it is.\n\n"), reader.end_of_turn]
 
 
-async def test_scored_segments_of_another_tokenizer_follow_their_context(
-    reader: ModelTokenizer, load: Load, tmp_path: Path
-) -> None:
+async def test_foreign_scores(reader: ModelTokenizer, load: Load, tmp_path: Path) -> None:
     """States and surprisal are those of the same ids in one text."""
     randomise(model_of("qwen2", vocab_size=len(reader.raw), bos_token_id=None)).save_pretrained(
         tmp_path
@@ -321,9 +311,7 @@ async def test_scored_segments_of_another_tokenizer_follow_their_context(
 
 
 @pytest.mark.parametrize("form", FORMS_OF_REASONING, ids=lambda form: form.opening)
-def test_special_tokens_that_mark_reasoning_are_part_of_the_text(
-    form: ReasoningForm, reader: ModelTokenizer
-) -> None:
+def test_reasoning_marks_are_part_of_text(form: ReasoningForm, reader: ModelTokenizer) -> None:
     """Other special tokens are not part of it. Another tokenizer reads the marks as text, and Llama 2's form puts a
     space after each."""
     writer = model_tokenizer(FORMS[reader.info.model](*sorted(form.marks), "<pad>"), "other")
@@ -346,27 +334,6 @@ def test_special_tokens_that_mark_reasoning_are_part_of_the_text(
 def test_mark_that_ends_the_sequence_or_has_no_partner_is_not_text() -> None:
     lonely = model_tokenizer(FORMS["qwen"]("<think>", "<|end|>"))
     assert lonely.text_of((), lonely.ids_of("<think>So<|end|>")) == "So"
-
-
-async def test_marks_of_an_unknown_form_are_told_at_the_start(
-    load: Load, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    for name, marks, is_told in (
-        ("known", ("<think>", "</think>"), False),
-        ("unknown", ("<|START_THINKING|>", "<|END_THINKING|>"), True),
-        ("half", ("<|channel|>",), True),
-    ):
-        raw = FORMS["qwen"](*marks)
-        randomise(model_of("qwen2", vocab_size=len(raw), bos_token_id=None)).save_pretrained(
-            tmp_path / name
-        )
-        raw.save_pretrained(tmp_path / name)
-        caplog.clear()
-        load(tmp_path / name)
-        lines = [record.getMessage() for record in caplog.records]
-        warnings = [line for line in lines if "seems to mark its reasoning with" in line]
-        assert len(warnings) == is_told
-        assert all(marks[0] in line and "\n" not in line for line in warnings)
 
 
 @pytest.mark.slow

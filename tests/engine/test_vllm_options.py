@@ -55,7 +55,7 @@ def test_auto_takes_vllm_on_cuda_and_warns_where_there_is_none(
     assert ("long contexts need vLLM" in caplog.text) == (not is_installed)
 
 
-def test_gguf_file_is_refused_with_the_checkpoint_that_vllm_serves(
+def test_gguf_file_is_refused_for_vllm(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     remedy = "give the model's safetensors checkpoint, such as a/model, or set the engine to fast or transformers"
@@ -181,9 +181,7 @@ def test_rotary_embedding_that_vllm_computes_otherwise_is_refused(stretched: Mod
 
 
 @pytest.mark.parametrize("stretched", ["longrope"], indirect=True)
-def test_vllm_s_window_keeps_to_the_short_factors(
-    stretched: ModelSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_window_of_short_factors(stretched: ModelSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM takes the long factors if its window, one token more than ours, is longer than the trained one."""
     monkeypatch.setattr(options, "_check_device", lambda *_: None)  # which needs vLLM
     assert load_model(stretched, Writer.TARGET)[0].info.max_context_tokens + 1 == 256
@@ -207,9 +205,7 @@ LOGGED = "(EngineCore pid=1) ERROR 01-01 [core.py:1] "
         ("", "RuntimeError: X does not return its hidden states in vLLM", "set the engine to fast"),
     ],
 )
-def test_reason_and_remedy_are_found_among_what_vllm_writes(
-    prefix: str, reason: str, remedy: str
-) -> None:
+def test_reason_and_remedy_in_output(prefix: str, reason: str, remedy: str) -> None:
     general = "RuntimeError: Engine core initialization failed. See root cause above."
     lines = ["INFO loading", general, prefix + reason, "Error: x"]
     assert reason_in(lines) == reason and remedy in remedy_for(reason)

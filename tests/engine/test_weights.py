@@ -60,9 +60,7 @@ def without(folder: Path, *parts: str) -> list[str]:
     ],
     ids=lambda parts: parts[0],
 )
-def test_missing_weights_are_refused_by_name_and_number(
-    folder: Path, device: str, parts: Sequence[str]
-) -> None:
+def test_missing_weights_are_refused(folder: Path, device: str, parts: Sequence[str]) -> None:
     removed = without(folder, *parts)
     message = refusal(folder, device)
     assert f"its files lack {len(removed)} of its weights: {', '.join(removed[:3])}" in message
@@ -85,9 +83,7 @@ def test_missing_shard_of_the_index_is_refused(folder: Path, device: str) -> Non
 @pytest.mark.parametrize(
     ("field", "name"), [("intermediate_size", "mlp.down_proj"), ("vocab_size", "embed_tokens")]
 )
-def test_weights_of_another_size_are_refused_with_both_sizes(
-    folder: Path, device: str, field: str, name: str
-) -> None:
+def test_weights_of_another_size_refused(folder: Path, device: str, field: str, name: str) -> None:
     edit_json(folder / "config.json", **{field: 40})
     message = refusal(folder, device)
     assert "have other sizes than its config.json says" in message
@@ -98,9 +94,7 @@ def test_weights_of_another_size_are_refused_with_both_sizes(
 
 @pytest.mark.parametrize("stored", ["model.embed_tokens.weight", "lm_head.weight"])
 @pytest.mark.parametrize("architecture", ["qwen2", "llama"])
-def test_tied_weight_that_is_stored_once_is_not_missing(
-    tmp_path: Path, device: str, architecture: str, stored: str
-) -> None:
+def test_tied_weight_is_there(tmp_path: Path, device: str, architecture: str, stored: str) -> None:
     model = randomise(model_of(architecture, tie_word_embeddings=True, bos_token_id=None))
     model.save_pretrained(tmp_path)
     build_tokenizer().save_pretrained(tmp_path)
@@ -112,9 +106,7 @@ def test_tied_weight_that_is_stored_once_is_not_missing(
         assert torch.equal(lm.model.lm_head.weight, model.lm_head.weight)
 
 
-def test_weights_that_the_model_does_not_use_are_named_in_one_line(
-    folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unused_weights_are_named(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     weights = load_file(folder / "model.safetensors")
     weights["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(4)  # in old checkpoints
     weights |= {f"model.layers.{index}.adapter.weight": torch.ones(4) for index in range(5)}

@@ -18,9 +18,7 @@ NUMBERS = (math.nan, math.inf, -math.inf, 3e38, -3e38)
 @pytest.mark.parametrize(
     "field", ["draft_states[1].data", "scores[1].states.data", "scores[1].surprisal"]
 )
-async def test_state_that_is_no_number_is_refused_by_name(
-    verifier: ProbeVerifier, field: str, value: float
-) -> None:
+async def test_bad_state_is_refused(verifier: ProbeVerifier, field: str, value: float) -> None:
     (drafted,), (read,) = QUESTION
     bad_draft, bad_read = {
         "draft_states[1].data": (spoilt(drafted, value), read),
@@ -44,9 +42,7 @@ async def test_state_that_is_no_number_is_refused_by_name(
         ("scale", 0.0, "a scale of 0"),
     ],
 )
-def test_weights_that_compute_no_numbers_are_refused(
-    tmp_path: Path, name: str, value: float, complaint: str
-) -> None:
+def test_bad_weights_are_refused(tmp_path: Path, name: str, value: float, complaint: str) -> None:
     path, probe = tmp_path / "p.safetensors", Probe(12)
     probe.state_dict()[name].view(-1)[0] = value
     save_probe(probe, card("m"), path)

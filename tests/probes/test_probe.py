@@ -63,9 +63,7 @@ async def test_unknown_alternative_is_refused_with_those_there_are(alternatives:
         ),
     ],
 )
-def test_alternative_of_another_pair_is_refused_by_name(
-    alternatives: Path, draft: ProbeCard, target: ProbeCard, complaint: str
-) -> None:
+def test_other(alternatives: Path, draft: ProbeCard, target: ProbeCard, complaint: str) -> None:
     save_pair(alternatives / "third", draft, target)
     with pytest.raises(Mismatch, match=complaint):
         load_with(alternatives)
@@ -132,9 +130,7 @@ def test_features_of_a_layer_subset_are_those_layers() -> None:
         ("format", 3, "has format 3, but this build serves format 2; .*`semspec train run`"),
     ],
 )
-def test_card_that_asks_for_what_is_not_there_is_refused(
-    tmp_path: Path, field: str, value: object, complaint: str
-) -> None:
+def test_bad_card_is_refused(tmp_path: Path, field: str, value: object, complaint: str) -> None:
     """A field whose value is None is left out."""
     path = save(tmp_path / "p.safetensors", card("m"))
     fields = json.loads(path.with_suffix(".json").read_text()) | {field: value}

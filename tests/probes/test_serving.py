@@ -54,9 +54,7 @@ async def test_call_with_a_bad_number_fails_alone_in_its_batch(verifier: ProbeVe
             )
 
 
-async def test_call_cancelled_while_a_batch_is_judged_is_not_in_the_next(
-    verifier: ProbeVerifier, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_cancelled_call(verifier: ProbeVerifier, monkeypatch: pytest.MonkeyPatch) -> None:
     released, judge, sizes = threading.Event(), ProbePair.judge, list[int]()
 
     def held(pair: ProbePair, draft_states: Any, scores: Any) -> Any:

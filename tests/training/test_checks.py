@@ -92,9 +92,7 @@ def check(checkpoints: dict[str, Path]) -> Check:
         "none",
     ],
 )
-def test_tokenizer_or_template_that_loses_text_is_refused(
-    check: Check, change: Change, complaint: str
-) -> None:
+def test_loss_of_text_is_refused(check: Check, change: Change, complaint: str) -> None:
     check()
     with pytest.raises(Mismatch, match=complaint):
         check(change)

@@ -63,9 +63,7 @@ def test_preset_is_refused_for_a_datastore(capsys: pytest.CaptureFixture[str]) -
     assert ended.value.code == 2 and "arguments: --preset laptop" in capsys.readouterr().err
 
 
-def test_missing_block_is_named_with_an_example(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_block_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "pair.yaml").write_text(
         "name: x\ndraft: {}\nquestions: []\nequivalence: {model: y}\n"
     )

@@ -52,9 +52,7 @@ except Unavailable as error:
         ("write_tensors", "{'a': torch.ones(99_999)}"),
     ],
 )
-def test_full_disk_is_told_in_one_line_and_leaves_nothing(
-    tmp_path: Path, writer: str, content: str
-) -> None:
+def test_full_disk_leaves_nothing(tmp_path: Path, writer: str, content: str) -> None:
     program = FILL.format(writer=writer, content=content)
     path = tmp_path / "00000.data"
     result = subprocess.run(

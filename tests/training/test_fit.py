@@ -57,9 +57,7 @@ def test_fit_learns_a_probability(tmp_path: Path, projection: int | None) -> Non
 
 
 @pytest.mark.parametrize("projection", [None, WIDTH])
-def test_fit_holds_a_few_batches_of_whole_features(
-    data: Data, monkeypatch: pytest.MonkeyPatch, projection: int | None
-) -> None:
+def test_few_batches(data: Data, monkeypatch: pytest.MonkeyPatch, projection: int | None) -> None:
     monkeypatch.setattr("semspec.training.trainer.reduction.CHUNK_BYTES", 1)  # the smallest chunks
     recipe = QUICK.model_copy(update={"projection": projection})
     source = Watched(data.store, "target", *recipe.inputs("target"))
@@ -149,9 +147,7 @@ def test_states_beyond_float16_are_refused_with_the_remedy(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_large_feature_is_within_two_deviations_when_served(
-    tmp_path: Path, dtype: torch.dtype
-) -> None:
+def test_large_feature_is_within_two_deviations(tmp_path: Path, dtype: torch.dtype) -> None:
     labels = write_samples(tmp_path / "samples", 60, 1, torch.float32)
     path = tmp_path / "samples" / "00000.safetensors"
     tensors = load_file(path)

@@ -157,9 +157,7 @@ def test_command_writes_a_release_with_its_basis(release: Path) -> None:
     StackConfig.of_release(release / "out")
 
 
-def test_second_run_reads_the_answers_again_and_shows_the_table(
-    prompts: Path, release: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_second_run_reads(prompts: Path, release: Path, capsys: pytest.CaptureFixture[str]) -> None:
     answers = (release / "work" / "answers.jsonl").read_bytes()
     assert run(arguments(prompts, release, "--quantile=0.3")) == 0
     assert (release / "work" / "answers.jsonl").read_bytes() == answers
@@ -167,9 +165,7 @@ def test_second_run_reads_the_answers_again_and_shows_the_table(
     assert "70.0%" in shown and "chosen" in shown and "serve --pair" in shown
 
 
-def test_other_temperature_needs_another_work_folder(
-    prompts: Path, release: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_other_setting(prompts: Path, release: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(arguments(prompts, release, "--temperature=0")) == 2
     [line] = support.complaints(capsys)
     assert "sampling.temperature" in line and "--work" in line

@@ -47,9 +47,7 @@ def calibrate(of: Pilot, limit: float = 0.1) -> LikelihoodReport:
 
 @pytest.mark.parametrize("missed", [0.0, 0.08])
 @pytest.mark.parametrize("limit", [0.05, 0.2])
-def test_threshold_accepts_at_most_the_stated_share_of_wrong_segments_of_others(
-    missed: float, limit: float
-) -> None:
+def test_threshold_accepts_at_most_stated_share_of_wrong(missed: float, limit: float) -> None:
     """By the upper end of the interval, which is wider where the samples miss what is right."""
     found = calibrate(pilot(200, missed)[0], limit).calibration
     other, is_wrong = pilot(200, missed, seed=1)

@@ -135,9 +135,7 @@ def test_test_questions_have_more_samples_of_the_target_alone(run: Path) -> None
         assert count == (8 if is_more else 6)
 
 
-def test_status_check_and_estimate(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_status_and_estimate(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("semspec.training.estimate.LEAST_S", 0.0)
     monkeypatch.setattr("semspec.training.estimate.timed", lambda make: (make(), 1000.0))
     shutil.copytree(run / "work", tmp_path / "work")
@@ -183,9 +181,7 @@ def estimated(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     return tmp_path / "work"
 
 
-def test_run_of_the_preset_is_not_begun_without_a_yes(
-    run: Path, estimated: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_preset_needs_yes(run: Path, estimated: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ("--preset", "laptop")
     assert support.semspec_train_in(estimated, "run", run / "pair.yaml", *options) == 2
     [line] = support.complaints(capsys)
@@ -196,9 +192,7 @@ def test_run_of_the_preset_is_not_begun_without_a_yes(
 
 
 @pytest.mark.parametrize("reply", ["y", "n", ""])
-def test_run_of_the_preset_asks_at_a_terminal(
-    estimated: Path, reply: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_preset_asks_terminal(estimated: Path, reply: str, monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = StringIO(f"{reply}\n")
     monkeypatch.setattr(terminal, "isatty", lambda: True)
     monkeypatch.setattr("sys.stdin", terminal)

@@ -42,9 +42,7 @@ def digests(pipeline: Pipeline) -> dict[str, str]:
     return {stage.folder.path.name: stage.folder.digest for stage in stages}
 
 
-def test_shards_of_two_workers_are_those_of_one_and_missing_ones_are_counted(
-    made: Pipeline, tmp_path: Path
-) -> None:
+def test_shards_of_two_workers_equal_those_of_one(made: Pipeline, tmp_path: Path) -> None:
     first, second = (Pipeline(made.config, tmp_path, (number, 2)) for number in range(2))
     first.run()
     with pytest.raises(
@@ -88,9 +86,7 @@ def num_files(folder: Path) -> int:
     return sum(path.is_file() for path in folder.rglob("*"))
 
 
-async def test_states_on_disk_are_those_the_engines_serve(
-    made: Pipeline, models: tuple[Path, Path]
-) -> None:
+async def test_states_on_disk_equal_served(made: Pipeline, models: tuple[Path, Path]) -> None:
     contexts = {context.id: context for context in made.contexts.contexts(1)}
     rows = read_rows(made.samples.folder.file(1, ".parquet"))
     tensors = load_file(made.samples.folder.file(1, ".safetensors"))
@@ -231,9 +227,7 @@ def test_cut_segments_and_ends_of_turn_reach_the_clusters(made: Pipeline) -> Non
     assert len(made.labels) == num_labelled
 
 
-def test_one_meaning_everywhere_is_refused(
-    models: tuple[Path, Path], made: Pipeline, tmp_path: Path
-) -> None:
+def test_one_meaning_is_refused(models: tuple[Path, Path], made: Pipeline, tmp_path: Path) -> None:
     equivalence = {"kind": "python", "object": "tests.training.support:ByAlphabet"}
     pipeline = Pipeline(support.config(*models, tmp_path, equivalence=equivalence), made.work)
     with pytest.raises(
@@ -244,9 +238,7 @@ def test_one_meaning_everywhere_is_refused(
         labelled(rows("a a", "a a"), [0] * 4)
 
 
-def test_too_small_a_disk_is_told_before_the_first_forward(
-    made: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_small_disk(made: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = Pipeline(made.config, tmp_path)
     worker.make("contexts")
     monkeypatch.setattr("semspec.training.pipeline.state_row_bytes", lambda *_: 10**15)

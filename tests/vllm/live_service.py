@@ -185,9 +185,7 @@ async def test_service_that_is_killed_takes_its_core_with_it(tmp_path: Path, mom
         ({"KV_BYTES": "100000"}, "set more kv_bytes"),  # found by vLLM itself, in its own process
     ],
 )
-async def test_settings_that_vllm_cannot_follow_end_the_start_with_one_line(
-    settings: dict[str, str], named: str
-) -> None:
+async def test_bad_settings_end_the_start(settings: dict[str, str], named: str) -> None:
     code, lines = start(TARGET, settings)
     assert (code, [line for line in lines if "Traceback" in line]) == (EXIT_ENGINE_ENDED, [])
     assert re.search(named, lines[-1]), lines[-1]
