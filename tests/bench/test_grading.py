@@ -84,9 +84,7 @@ for line in sys.stdin:
 """
 
 
-def test_answer_that_kills_the_worker_is_wrong(
-    tmp_path: Path,
-) -> None:
+def test_answer_that_kills_the_worker_is_wrong(tmp_path: Path) -> None:
     (tmp_path / "worker.py").write_text(WORKER)
     judge = Judge(limit_s=3.0, script=tmp_path / "worker.py")
     long = "9" * 200_000  # more than a pipe holds

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 
 from semspec.engine.checkpoint import load_tokenizer
 from semspec.stack.config import BUNDLED_PAIR
@@ -26,26 +25,9 @@ def transformers_runner() -> TransformersRunner:
     return TransformersRunner(BUNDLED_PAIR)
 
 
-def asked(
-    label: str, problem: int = SHORT, temperature: float = 0.0, max_tokens: int = 400, seed: int = 1
-) -> Ask:
+def asked(label: str, problem: int = SHORT, max_tokens: int = 400) -> Ask:
     messages = (Message("user", make_problem(problem).question),)
-    return Ask(messages, parse(label), temperature, 0.95, seed, max_tokens)
-
-
-def other_pair(folder: Path, vocab_size: int, swap_tokens: bool) -> Path:
-    """The bundled target with an untrained draft, which may have another vocabulary."""
-    torch.manual_seed(0)
-    model_of("qwen2", vocab_size=vocab_size, num_hidden_layers=1).save_pretrained(folder / "draft")
-    load_tokenizer(str(BUNDLED_PAIR / "target")).save_pretrained(folder / "draft")
-    if swap_tokens:
-        path = folder / "draft" / "tokenizer.json"
-        tokenizer = json.loads(path.read_text())
-        vocabulary = tokenizer["model"]["vocab"]
-        vocabulary["Ġball"], vocabulary["Ġcard"] = vocabulary["Ġcard"], vocabulary["Ġball"]
-        path.write_text(json.dumps(tokenizer))
-    (folder / "target").symlink_to(BUNDLED_PAIR / "target")
-    return folder
+    return Ask(messages, parse(label), 0.0, 0.95, 1, max_tokens)
 
 
 @pytest.mark.parametrize(
@@ -76,6 +58,13 @@ async def test_budget_ends_answer(transformers_runner: TransformersRunner, metho
 
 
 async def test_other_tokenizer_of_the_same_size_is_not_applicable(tmp_path: Path) -> None:
-    runner = TransformersRunner(other_pair(tmp_path, 1024, swap_tokens=True))
+    model_of("qwen2", vocab_size=1024, num_hidden_layers=1).save_pretrained(tmp_path / "draft")
+    load_tokenizer(str(BUNDLED_PAIR / "target")).save_pretrained(tmp_path / "draft")
+    path = tmp_path / "draft" / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary["Ġball"], vocabulary["Ġcard"] = vocabulary["Ġcard"], vocabulary["Ġball"]
+    path.write_text(json.dumps(tokenizer))
+    (tmp_path / "target").symlink_to(BUNDLED_PAIR / "target")
     with pytest.raises(NotApplicable, match="same vocabulary size, 1024"):
-        await runner.ask(asked("transformers/assisted"))
+        await TransformersRunner(tmp_path).ask(asked("transformers/assisted"))

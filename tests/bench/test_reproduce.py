@@ -12,14 +12,7 @@ from semspec.reporting.progress import Reporter
 from semspec.training.config import read_config, read_yaml
 from semspec_bench.cli import main
 from semspec_bench.reproduce import PAIRS, PairConfig, Reproduction
-from tests.bench.tiny_pair import (
-    DRAFT,
-    METHODS,
-    TARGET,
-    save_models,
-    save_pair_file,
-    use_hub,
-)
+from tests.bench.tiny_pair import DRAFT, METHODS, TARGET, save_models, save_pair_file, use_hub
 from tests.helpers.hub import serving, use
 
 

@@ -97,9 +97,7 @@ async def test_request_has_seed_only_on_a_gpu(tmp_path: Path, has_gpu: bool) -> 
     assert outcome.latency_s > 0
 
 
-async def test_label_has_one_server_which_ends_with_the_runner(
-    tmp_path: Path,
-) -> None:
+async def test_label_has_one_server_which_ends_with_the_runner(tmp_path: Path) -> None:
     async with open_vllm(BUNDLED_PAIR, stand_in(tmp_path)) as runner:
         assert runner.processes() == {}
         assert (await runner.ask(asked("vllm/target"))).num_tokens == 1

@@ -224,9 +224,7 @@ REFUSED = {"text": "On day 1, Tom gets 5 more pens.\n\n", "num_tokens": 12}
 REWRITTEN = segment_chunk(0, "On day 1, Tom gets 4 more pens.\n\n", "rewritten", rejected=REFUSED)
 
 
-def test_refused_draft_is_shown_only_when_asked(
-    shown: Callable[..., str],
-) -> None:
+def test_refused_draft_is_shown_only_when_asked(shown: Callable[..., str]) -> None:
     brief = shown(REWRITTEN)
     assert "gets 4 more pens. \x1b[33m✎" in brief and "gets 5 more" not in brief
     verbose = shown(REWRITTEN, verbose=True)

@@ -41,9 +41,7 @@ def only_failure(result: tuple[object, Checks]) -> Check:
     return failure
 
 
-def test_healthy_tree_has_one_warning(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_healthy_tree_has_one_warning(capsys: pytest.CaptureFixture[str]) -> None:
     code, checks = doctor(capsys)
     assert code == 0
     assert {"python", "torch", "cores", "memory", "pair", "port", "redis"} <= set(checks)

@@ -135,9 +135,7 @@ def test_image_holds_no_model_and_the_gateways_no_torch(project: Project, role: 
     assert found == "" if role != "gateway" else "No module named 'torch'" in found
 
 
-def test_redis_answers_the_gateway_alone_and_asks_for_password(
-    project: Project,
-) -> None:
+def test_redis_answers_the_gateway_alone_and_asks_for_password(project: Project) -> None:
     assert project.inspect("redis", "{{json .NetworkSettings.Ports}}") in (
         "{}",
         '{"6379/tcp":null}',

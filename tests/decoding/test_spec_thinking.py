@@ -151,9 +151,7 @@ async def test_turn_broken_off_is_finished(kept: list[Segment], num_tokens: int)
     assert [params.max_tokens for params in target.orders] == [num_tokens]
 
 
-async def test_resumed_with_recaps_equals_undisturbed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_resumed_with_recaps_equals_undisturbed(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"NUM_CUE_TOKENS": 30, "RECAP_TOKENS": (60, 85), "DOUBTS": (2, 3)}.items():
         monkeypatch.setattr(spec_thinking, name, value)
     first = await generation(strategy="spec-thinking")

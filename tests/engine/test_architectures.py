@@ -1,7 +1,6 @@
 """Checkpoints that the engines run or refuse, by their configuration alone, and the windows of their contexts."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -56,12 +55,6 @@ STATEFUL: dict[str, type[PretrainedConfig]] = {
     "JambaForCausalLM": JambaConfig,
     "Mamba2ForCausalLM": Mamba2Config,
 }
-
-
-@pytest.fixture
-def folder(checkpoints: dict[str, Path], tmp_path: Path) -> Path:
-    """Return a checkpoint that a test may change."""
-    return Path(shutil.copytree(checkpoints["llama"], tmp_path / "model"))
 
 
 async def refusals(folder: Path) -> set[str]:

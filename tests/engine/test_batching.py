@@ -267,10 +267,7 @@ async def test_waiting_call_that_is_ahead_starts_after_one_that_is_needed(
 
 
 async def test_running_call_that_is_ahead_is_evicted_before_a_younger_one(
-    checkpoints: dict[str, Path],
-    load: Load,
-    alone: TorchEngine,
-    monkeypatch: pytest.MonkeyPatch,
+    checkpoints: dict[str, Path], load: Load, alone: TorchEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker, "AHEAD_S", 1e9)
     layout = alone.lm.decoder.layout  # type: ignore[union-attr]
@@ -291,9 +288,7 @@ async def test_running_call_that_is_ahead_is_evicted_before_a_younger_one(
     assert ended == [1, 0]
 
 
-async def test_engine_is_busy_only_while_it_computes(
-    alone: TorchEngine,
-) -> None:
+async def test_engine_is_busy_only_while_it_computes(alone: TorchEngine) -> None:
     may_go_on = threading.Event()
     may_go_on.set()
     before_each_step(alone, lambda _: may_go_on.wait(60))

@@ -16,18 +16,9 @@ from semspec.engine.settings import ModelSettings
 from semspec.engine.torch_engine import TorchEngine
 from semspec.engine.vllm import options
 from semspec.errors import Mismatch
-from semspec.types import (
-    FINGERPRINT,
-    Writer,
-)
+from semspec.types import FINGERPRINT, Writer
 from tests.engine.support import CHATML
 from tests.helpers.checkpoints import edit_json, save_spelling_checkpoint, spelling_tokenizer
-
-
-@pytest.fixture
-def folder(checkpoints: dict[str, Path], tmp_path: Path) -> Path:
-    """A checkpoint that a test may change."""
-    return Path(shutil.copytree(checkpoints["qwen2"], tmp_path / "model"))
 
 
 @pytest.fixture
@@ -195,9 +186,8 @@ def test_end_of_a_turn_ends_a_sequence_if_no_other_token_does(
     assert ends(spelling, monkeypatch) == expected
 
 
-def test_unknown_end_of_a_turn_is_not_an_end(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+def test_unknown_end_of_a_turn_is_not_an_end(folder: Path) -> None:
     """It is read as unknown tokens, which are special, too."""
-    folder = Path(shutil.copytree(checkpoints["llama"], tmp_path / "model"))
     (folder / "chat_template.jinja").write_text(CHATML)
     assert CausalLM.load(str(folder), None, "cpu", "float32").tokenizer.eos_ids == {1}
 
@@ -214,9 +204,8 @@ def test_end_without_embedding_is_ignored(spelling: Path, monkeypatch: pytest.Mo
         CausalLM.load(str(spelling), None, "cpu", "float32")
 
 
-def test_end_is_not_taken_from_config_class(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+def test_end_is_not_taken_from_config_class(folder: Path) -> None:
     """Llama's class has the id 2 by default, which is another token in most vocabularies."""
-    folder = Path(shutil.copytree(checkpoints["llama"], tmp_path / "model"))
     (folder / "generation_config.json").unlink()
     config = json.loads((folder / "config.json").read_text())
     del config["eos_token_id"]

@@ -39,9 +39,7 @@ async def test_rounds_feed_only_new_tokens(engine: TorchEngine, uncached: TorchE
     assert sizes == [2 * reading.num_tokens]
 
 
-async def test_sessions_share_a_prefix(
-    engine: TorchEngine,
-) -> None:
+async def test_sessions_share_a_prefix(engine: TorchEngine) -> None:
     context = await prompt(engine)
     [first] = await written(engine, context, params(session="a"))
     assert first.num_cached_tokens == 0
@@ -109,9 +107,7 @@ async def test_event_loop_runs_on_during_a_forward(engine: TorchEngine) -> None:
     assert min(during) >= 5
 
 
-async def test_closing_a_stream_stops_the_model_between_two_tokens(
-    engine: TorchEngine,
-) -> None:
+async def test_closing_a_stream_stops_the_model_between_two_tokens(engine: TorchEngine) -> None:
     context = await prompt(engine)
     sizes = sizes_of(engine)
     what = params(max_segments=0, max_tokens=400, max_segment_tokens=5)

@@ -27,7 +27,7 @@ from tests.engine.support import (
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_cached_is_recomputed(engine: TorchEngine, uncached: TorchEngine, seed: int) -> None:
+async def test_cached_equals_fresh(engine: TorchEngine, uncached: TorchEngine, seed: int) -> None:
     rng = random.Random(seed)
     context = await prompt(engine)
     for step in range(12):

@@ -241,9 +241,7 @@ async def test_code_block_around_calls_may_be_closed(engine: TorchEngine) -> Non
     assert end.segment.end is SegmentEnd.EOS and not end.segment.text.strip()
 
 
-async def test_context_that_does_not_follow_the_grammar_is_refused(
-    engine: TorchEngine,
-) -> None:
+async def test_context_that_does_not_follow_the_grammar_is_refused(engine: TorchEngine) -> None:
     with pytest.raises(InvalidRequest, match="do not follow the grammar"):
         await answered(engine, params(), segment(engine, "Not JSON"))
 

@@ -106,9 +106,7 @@ async def test_end_is_drawn_once_it_may_be(engine: TorchEngine, uncached: TorchE
         assert segments == await one_by_one(uncached, context, eager)
 
 
-async def test_forbidden_token_is_not_drawn_and_logprobs_do_not_know(
-    engine: TorchEngine,
-) -> None:
+async def test_forbidden_token_is_not_drawn_and_logprobs_do_not_know(engine: TorchEngine) -> None:
     plain = await answered(engine, params(Penalties(), temperature=0, max_tokens=8, num_logprobs=1))
     likeliest = ids_of(plain)[0]
     barred = Penalties(logit_bias=((likeliest, -100.0),))

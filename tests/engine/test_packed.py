@@ -144,9 +144,7 @@ class RandomLayer:
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])
-def test_layer_is_close_to_floating_point_and_rows_are_independent(
-    num_threads: int,
-) -> None:
+def test_layer_is_close_to_floating_point_and_rows_are_independent(num_threads: int) -> None:
     layer, following = RandomLayer.of_seed(0), RandomLayer.of_seed(10)
     hidden, attended = torch.randn(2, 67, HIDDEN_SIZE, generator=torch.Generator().manual_seed(1))
     hidden[:, 5] *= 100  # an outlier, as in the activations of Qwen2
@@ -268,9 +266,7 @@ async def test_self_test_finds_wrong_layer(file: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.usefixtures("cache")
-def test_weights_of_gguf_equal_checkpoint(
-    file: Path,
-) -> None:
+def test_weights_of_gguf_equal_checkpoint(file: Path) -> None:
     """Rows of Llama's queries and keys, which llama.cpp orders in another way, included."""
     folder, ids = file.parent / "checkpoint", ids_below(250, 50)
     whole = save_gguf(file.parent / "whole.gguf", folder, gguf.GGMLQuantizationType.F32)

@@ -149,9 +149,7 @@ async def test_returned_state_is_that_before_the_last_token(engine: TorchEngine)
         assert np.allclose(np.frombuffer(verified.state, "<f4"), expected, rtol=1e-3, atol=1e-4)
 
 
-async def test_state_is_returned_only_where_it_is_asked_for_and_known(
-    engine: TorchEngine,
-) -> None:
+async def test_state_is_returned_only_where_it_is_asked_for_and_known(engine: TorchEngine) -> None:
     context, what = await prompt(engine), params(max_segments=0)
     assert (await engine.verify_tokens(context, (), certainly(engine, (5,)), what)).state == b""
     wanting = replace(certainly(engine, (5,)), state_layer=2)
@@ -185,9 +183,7 @@ async def test_datastore_without_model(engine: TorchEngine, datastore: Datastore
     assert not any(one.fallback for one in helped)
 
 
-async def test_engine_without_a_datastore_lets_the_target_write_alone(
-    engine: TorchEngine,
-) -> None:
+async def test_engine_without_a_datastore_lets_the_target_write_alone(engine: TorchEngine) -> None:
     with pytest.raises(Mismatch, match="SEMSPEC_DRAFT_DATASTORE"):
         await engine.propose(await prompt(engine), (), params(retrieval=Retrieval()), 4)
     written = await records(Backends(engine, engine, FakeVerifier()))

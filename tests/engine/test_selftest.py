@@ -62,7 +62,7 @@ async def test_broken_cache_ends_the_start(
         ("lm_head", "log-probabilities scored by plain"),
     ],
 )
-async def test_weights(engine: TorchEngine, model: ModelSettings, name: str, fault: str) -> None:
+async def test_bad_weight(engine: TorchEngine, model: ModelSettings, name: str, fault: str) -> None:
     [weight] = [
         value for key, value in engine.lm.model.named_parameters() if key.endswith(f"{name}.weight")
     ]

@@ -113,9 +113,7 @@ async def test_draw_of_the_look_ahead_is_kept_where_it_confirms_the_end(engines:
     assert 0 < kept < 21
 
 
-async def test_other_boundaries_leave_next_token_free(
-    engines: Engines,
-) -> None:
+async def test_other_boundaries_leave_next_token_free(engines: Engines) -> None:
     target = engines[1]
     for text in (" Tom has 3.\n\n", " Tom has"):
         assert not ended_by_look_ahead(await after(target, text), SENTENCE)

@@ -102,9 +102,7 @@ def test_proposed_rejected_segments_keep_the_targets_distribution() -> None:
     assert_distributed(counts, probabilities(renormalised(TARGET_LOGITS[:1], sampling)[0]))
 
 
-def test_refusal_by_rounding_error(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_refusal_by_rounding_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         speculative, "uniform", lambda seed, name, at: 1 - 2**-50 if name == "token-accept" else 0.0
     )

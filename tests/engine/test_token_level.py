@@ -231,9 +231,7 @@ async def test_proposal_ends_where_the_draft_is_unsure(
     assert len(proposal.token_ids) == num_tokens
 
 
-async def test_proposal_ends_with_end_of_sequence_and_with_the_window(
-    engine: TorchEngine,
-) -> None:
+async def test_proposal_ends_with_end_of_sequence_and_with_the_window(engine: TorchEngine) -> None:
     context = Context((await engine.encode("Tom has pens. " * 118),))
     num_tokens = len(context.pieces[0].token_ids)
     proposal = await engine.propose(context, (), params(sampling=SamplingParams(0)), 500)

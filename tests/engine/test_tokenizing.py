@@ -145,9 +145,7 @@ def last_token(tokenizer: ModelTokenizer) -> int:
     return tokenizer.read_ids(ended, before="So")[-1]
 
 
-def test_foreign_segment_ends_as_template_ends_a_turn(
-    tokenizer: ModelTokenizer,
-) -> None:
+def test_foreign_segment_ends_as_template_ends_a_turn(tokenizer: ModelTokenizer) -> None:
     tokenizer.raw.chat_template = CHATML
     assert (
         last_token(tokenizer)
@@ -208,9 +206,7 @@ def drafted(text: str) -> Segment:
     return Segment(text, (1, 2), "of another tokenizer", Writer.DRAFT, SegmentEnd.BOUNDARY)
 
 
-async def test_sampling_never_write_a_token_without_an_embedding(
-    smaller: TorchEngine,
-) -> None:
+async def test_sampling_never_write_a_token_without_an_embedding(smaller: TorchEngine) -> None:
     params = GenerationParams(SamplingParams(2.0, 1.0, 0, 3), max_tokens=60, max_segments=0)
     results = [result async for result in smaller.generate(own(smaller), params)]
     written = [token for result in results for token in result.segment.token_ids]
@@ -279,9 +275,7 @@ def test_text_after_an_added_token_has_the_ids_of_the_whole(reader: ModelTokeniz
     assert reader.context_ids(context) == ids_of_whole(reader, prompt + "".join(segments))
 
 
-def test_text_before_end_of_sequence_is_end_of_text(
-    reader: ModelTokenizer,
-) -> None:
+def test_text_before_end_of_sequence_is_end_of_text(reader: ModelTokenizer) -> None:
     segments = by_another("We add.\n\n"), by_another("So it is.\n\n", SegmentEnd.EOS)
     ids = reader.context_ids(Context((Piece("We:\n\n", (1,), "another"), *segments)))
     assert ids == [*ids_of_whole(reader, "We:\n\nWe add.\n\nSo it is.\n\n"), reader.end_of_turn]

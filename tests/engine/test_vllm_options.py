@@ -15,11 +15,7 @@ from semspec.engine.load import load_engine
 from semspec.engine.settings import ModelSettings, VllmOptions
 from semspec.engine.torch_engine import TorchEngine
 from semspec.engine.vllm import options
-from semspec.engine.vllm.options import (
-    fingerprint,
-    load_model,
-    prepare_environment,
-)
+from semspec.engine.vllm.options import fingerprint, load_model, prepare_environment
 from semspec.engine.vllm.process import reason_in, remedy_for
 from semspec.errors import Mismatch
 from semspec.settings import load_settings
@@ -55,9 +51,7 @@ def test_auto_takes_vllm_on_cuda_and_warns_where_there_is_none(
     assert ("long contexts need vLLM" in caplog.text) == (not is_installed)
 
 
-def test_gguf_file_is_refused_for_vllm(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_gguf_file_is_refused_for_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     remedy = "give the model's safetensors checkpoint, such as a/model, or set the engine to fast or transformers"
     settings = ModelSettings(model="a/model-GGUF:model.gguf", engine="vllm")
     with pytest.raises(

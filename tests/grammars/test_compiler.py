@@ -47,9 +47,7 @@ async def test_harmless_schema_compiles(compiler: Compiler, name: str) -> None:
     assert await compiler.flaw([grammar_of(HARMLESS[name])]) is None
 
 
-async def test_grammar_that_compiles_too_long_is_a_flaw(
-    compiler: Compiler,
-) -> None:
+async def test_grammar_that_compiles_too_long_is_a_flaw(compiler: Compiler) -> None:
     assert await compiler.flaw([SOUND, grammar_of(COSTLY["patterns"])]) == Flaw(None, TOO_COSTLY)
     assert await compiler.flaw([grammar_of(COSTLY["multiples"])]) is None
     assert await compiler.flaw([SOUND, grammar_of(COSTLY["patterns"])]) == Flaw(

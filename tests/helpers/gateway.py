@@ -386,9 +386,7 @@ def make_readiness(fakes: Fakes) -> Readiness:
 
 @asynccontextmanager
 async def running_gateway(
-    settings: GatewaySettings,
-    behind: Fakes | Backends,
-    ready: bool = True,
+    settings: GatewaySettings, behind: Fakes | Backends, ready: bool = True
 ) -> AsyncIterator[Gateway]:
     backends = behind if isinstance(behind, Backends) else behind.backends
     app = create_app(settings, backends, Store(settings))

@@ -63,7 +63,7 @@ async def test_unknown_alternative_is_refused_with_those_there_are(alternatives:
         ),
     ],
 )
-def test_other(alternatives: Path, draft: ProbeCard, target: ProbeCard, complaint: str) -> None:
+def test_bad_pair(alternatives: Path, draft: ProbeCard, target: ProbeCard, complaint: str) -> None:
     save_pair(alternatives / "third", draft, target)
     with pytest.raises(Mismatch, match=complaint):
         load_with(alternatives)

@@ -67,56 +67,34 @@ async def test_result_of_a_call_leads_to_the_answer(real: RealPair) -> None:
     assert choice["finish_reason"] == "stop" and "18 degrees" in choice["message"]["content"]
 
 
-SCHEMAS: dict[str, Json] = {
-    "nested": {
-        "type": "object",
-        "properties": {
-            "name": {"type": "string", "maxLength": 20},
-            "address": {"$ref": "#/$defs/address"},
-        },
-        "required": ["name", "address"],
-        "additionalProperties": False,
-        "$defs": {
-            "address": {
-                "type": "object",
-                "properties": {
-                    "city": {"type": "string", "maxLength": 20},
-                    "number": {"type": "integer"},
-                },
-                "required": ["city", "number"],
-                "additionalProperties": False,
-            }
-        },
+SCHEMA: Json = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 20},
+        "size": {"enum": ["small", "large", None]},
+        "address": {"$ref": "#/$defs/address"},
     },
-    "enum": {
-        "type": "object",
-        "properties": {"size": {"enum": ["small", "large", None]}, "kind": {"const": "planet"}},
-        "required": ["size", "kind"],
-        "additionalProperties": False,
-    },
-    "array": {
-        "type": "object",
-        "properties": {
-            "primes": {"type": "array", "items": {"type": "integer"}, "minItems": 3, "maxItems": 3}
-        },
-        "required": ["primes"],
-        "additionalProperties": False,
+    "required": ["name", "size", "address"],
+    "additionalProperties": False,
+    "$defs": {
+        "address": {
+            "type": "object",
+            "properties": {"number": {"type": "integer"}},
+            "required": ["number"],
+            "additionalProperties": False,
+        }
     },
 }
 
 
-@pytest.mark.parametrize("name", SCHEMAS)
-async def test_answer_is_valid_by_its_schema(real: RealPair, name: str) -> None:
+async def test_answer_is_valid_by_its_schema(real: RealPair) -> None:
     format = {
         "type": "json_schema",
-        "json_schema": {"name": name, "schema": SCHEMAS[name], "strict": True},
+        "json_schema": {"name": "house", "schema": SCHEMA, "strict": True},
     }
-    question = (
-        "Give an example of what the format describes: a person, a planet or three prime numbers."
-    )
-    choice = await real.choice(question, response_format=format)
+    choice = await real.choice("Give an example of a house.", response_format=format)
     assert choice["finish_reason"] == "stop"
-    validate(json.loads(choice["message"]["content"]), SCHEMAS[name])
+    validate(json.loads(choice["message"]["content"]), SCHEMA)
 
 
 async def test_json_object_and_grammars_of_tgi_are_held(real: RealPair) -> None:

@@ -9,10 +9,7 @@ import yaml
 
 from semspec.errors import InvalidRequest
 from semspec.training import cli
-from semspec.training.config import (
-    PipelineConfig,
-    load_config,
-)
+from semspec.training.config import PipelineConfig, load_config
 from semspec.training.preset import laptop_preset, limit_questions
 from semspec.training.trainer.probes import Variants
 from semspec.training.trainer.recipe import FitRecipe

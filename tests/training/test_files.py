@@ -95,8 +95,7 @@ def test_work_folder_of_another_format_is_refused_and_left_as_it_is(tmp_path: Pa
     write_json(recipe, {"a": 1})  # as before there were formats
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     with pytest.raises(
-        Mismatch,
-        match=r"has format 1, .* run `semspec train run` with another --work",
+        Mismatch, match=r"has format 1, .* run `semspec train run` with another --work"
     ):
         check_format(tmp_path)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before

@@ -66,9 +66,7 @@ async def test_cancelled_requests_leave_others_alone(theirs: VllmEngine, ours: T
     assert all(isinstance(one, asyncio.CancelledError) for one in ends)
 
 
-async def test_metrics_of_vllm_count_every_token(
-    theirs: VllmEngine,
-) -> None:
+async def test_metrics_of_vllm_count_every_token(theirs: VllmEngine) -> None:
     """A request draws at most two tokens that no segment has: behind a look-ahead, and behind its last one."""
     started, name = await contexts(theirs, NUM_STREAMS), "vllm:generation_tokens_total"
     before = vllm_metrics()
