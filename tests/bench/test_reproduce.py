@@ -61,12 +61,7 @@ def refused(path: Path, output: Path, capsys: pytest.CaptureFixture[str]) -> lis
             "paper not defined",
         ),
         ({"runs": 2 * [{"task": "math500", "strategies": METHODS}]}, "math500 occurs twice"),
-        (
-            {"probes": {"main": {"samples": {"num_samples": 1}}}},
-            "training.yaml with probes.main: samples.num_samples",
-        ),
         ({"training": "elsewhere.yaml"}, "cannot read"),
-        ({"gpus": 2}, "gpus: no such setting"),
     ],
 )
 def test_pair_file_is_refused_by_field(

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from semspec.engine.torch_engine import TorchEngine
-from semspec.errors import ContextTooLong, InvalidRequest, Overloaded
-from semspec.types import Context, GenerationParams, Message, SamplingParams, SegmentEnd
+from semspec.errors import InvalidRequest, Overloaded
+from semspec.types import Context, GenerationParams, Message, SamplingParams
 from tests.engine.support import Load, before_each_step, params, prompt, sizes_of, written
 
 
@@ -119,18 +119,6 @@ async def test_closing_a_stream_stops_the_model_between_two_tokens(engine: Torch
     settled = len(sizes)
     await asyncio.sleep(0.1)
     assert len(sizes) == settled < seen + 100
-
-
-async def test_window_ends_a_segment_and_refuses_a_full_context(engine: TorchEngine) -> None:
-    context = Context((await engine.encode("Tom has pens. " * 118),))
-    num_tokens = len(context.pieces[0].token_ids)
-    stream = await written(
-        engine, context, params(max_segments=0, max_tokens=500, sampling=SamplingParams(0))
-    )
-    assert num_tokens + sum(len(w.segment.token_ids) for w in stream) <= 600
-    assert stream[-1].segment.end in (SegmentEnd.LENGTH, SegmentEnd.EOS)
-    with pytest.raises(ContextTooLong, match="600"):
-        await engine.encode("Tom has pens. " * 200)
 
 
 async def test_bad_prompts_are_refused_by_name(engine: TorchEngine) -> None:

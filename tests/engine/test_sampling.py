@@ -73,14 +73,6 @@ def test_near_ties_do_not_tremble() -> None:
     assert sum(a == b for a, b in zip(*same, strict=True)) >= 399
 
 
-def test_rows_do_not_depend_on_their_neighbours() -> None:
-    rows = torch.stack([LOGITS, LOGITS.flip(0), LOGITS * 2])
-    samplings = [SamplingParams(0.8, 0.9, seed=seed) for seed in (1, 2, 3)]
-    assert draw_each(rows, samplings, [4] * 3) == [
-        draw_token(rows[i], samplings[i], 4) for i in range(3)
-    ]
-
-
 @pytest.mark.parametrize("scale", [0.1, 2.0, 8.0])
 @pytest.mark.parametrize(
     "fields", [{"top_p": 0.9}, {"top_k": 20}, {"top_k": 50, "top_p": 0.8}, {"min_p": 0.05}]

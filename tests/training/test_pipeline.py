@@ -264,15 +264,7 @@ def test_file_deleted_as_advised_is_made_again(run: Path, unlabelled: Path) -> N
     [
         ({"draft": {"model": "/nowhere"}}, "there is no folder /nowhere"),
         ({"questions": [UNSOLVED]}, "has no reasoning trace; name the field that holds it"),
-        (
-            {"samples": {"num_samples": 1}},
-            "samples.num_samples: Input should be greater than or equal to 2",
-        ),
         ({"sample": {}}, "sample: no such setting"),
-        (
-            {"questions": [{"file": "a", "hub": "b"}]},
-            "questions.0: name exactly one of hub, file and python",
-        ),
         (
             {"probes": {"layers": [7, 9]}},
             "there are no layers (7, 9): the states have layers 0 to 2",
