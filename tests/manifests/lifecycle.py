@@ -13,7 +13,7 @@ from semspec_gateway.settings import GatewaySettings
 from tests.compose.support import SETTINGS
 from tests.manifests.environment import environment, settings_of
 from tests.manifests.kustomize import Manifest, Objects
-from tests.manifests.objects import GPU, Pod, bytes_of, mounts, pods, volumes
+from tests.manifests.objects import GPU, Pod, bytes_of, mounts, pods
 
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 LOOKUP_S = 30.0
@@ -109,24 +109,7 @@ def _check_size(objects: Objects, one: Pod, settings: ModelSettings) -> None:
             f"{one}: has other than the {num_gpus} GPUs that it uses"
         )
         assert settings.device == "cuda", f"{one}: has GPUs, and may run without"
-        found, start = environment(objects, one.main), one.main["startupProbe"]
-        assert found["HF_HUB_OFFLINE"] == "1"
-        assert start["failureThreshold"] * start["periodSeconds"] <= 1200, one
-        [mount] = [
-            name
-            for path, name in mounts(one.main).items()
-            if found["VLLM_CACHE_ROOT"].startswith(path)
-        ]
-        assert "persistentVolumeClaim" in volumes(one)[mount], (
-            f"{one}: compiles again at each start"
-        )
-        wanted = one.spec["affinity"]["nodeAffinity"][
-            "requiredDuringSchedulingIgnoredDuringExecution"
-        ]
-        [term] = wanted["nodeSelectorTerms"]
-        assert "nvidia.com/gpu.memory" in {one["key"] for one in term["matchExpressions"]}, (
-            f"{one}: takes any GPU"
-        )
+        assert environment(objects, one.main)["HF_HUB_OFFLINE"] == "1", one
         assert settings.max_context_tokens, f"{one}: takes contexts as long as its model does"
     else:
         assert bytes_of(limits["memory"]) >= settings.kv_bytes + BESIDE_CACHE_BYTES, (
