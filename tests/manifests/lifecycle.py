@@ -67,9 +67,7 @@ def _check_probe(one: Pod, name: str, settings: Settings) -> None:
     assert health.address == f"grpcs://localhost:{settings.port}"
     assert health.service == service, f"{one}: {name}"
     files = (health.ca, health.certificate, health.key)
-    assert all(str(file.parent) in mounts(one.main) for file in files), (
-        f"{one}: {name} reads {files}"
-    )
+    assert all(str(file.parent) in mounts(one.main) for file in files), f"{one}: {name}"
 
 
 def _check_end(one: Pod, settings: Settings) -> None:
@@ -84,34 +82,24 @@ def _check_end(one: Pod, settings: Settings) -> None:
         + (STORED_WITHIN_S if is_gateway else 0)
         + FLUSH_TIMEOUT_S
     )
-    assert one.spec.get("terminationGracePeriodSeconds", 30) > end_s, (
-        f"{one}: is killed before its {end_s:g} s"
-    )
+    assert one.spec.get("terminationGracePeriodSeconds", 30) > end_s, f"{one}: ends in {end_s:g} s"
 
 
 def _check_size(objects: Objects, one: Pod, settings: ModelSettings) -> None:
     num_gpus = (
         settings.vllm_options.tensor_parallel_size * settings.vllm_options.pipeline_parallel_size
     )
-    assert num_gpus == 1 or "/dev/shm" in mounts(one.main), (
-        f"{one}: its processes share no more than 64 MiB"
-    )
-    assert (settings.engine == "vllm") == one.main["image"].endswith("-vllm"), (
-        f"{one}: has another engine's image"
-    )
+    assert num_gpus == 1 or "/dev/shm" in mounts(one.main), f"{one}: has no shared memory"
+    assert (settings.engine == "vllm") == one.main["image"].endswith("-vllm"), f"{one}: image"
     cache = environment(objects, one.main).get("HF_HOME", "")
-    assert cache in mounts(one.main), (
-        f"{one}: keeps the hub's files in {cache!r}, which is no volume"
-    )
+    assert cache in mounts(one.main), f"{one}: {cache!r} is no volume"
     limits = one.main["resources"]["limits"]
     if one.has_gpu:
-        assert int(limits[GPU]) == num_gpus, (
-            f"{one}: has other than the {num_gpus} GPUs that it uses"
-        )
+        assert int(limits[GPU]) == num_gpus, f"{one}: uses {num_gpus} GPUs"
         assert settings.device == "cuda", f"{one}: has GPUs, and may run without"
         assert environment(objects, one.main)["HF_HUB_OFFLINE"] == "1", one
         assert settings.max_context_tokens, f"{one}: takes contexts as long as its model does"
     else:
         assert bytes_of(limits["memory"]) >= settings.kv_bytes + BESIDE_CACHE_BYTES, (
-            f"{one}: {limits}"
+            f"{one}: memory"
         )

@@ -24,24 +24,16 @@ def check_confinement(objects: Objects) -> None:
         assert context.get("runAsNonRoot"), one
         assert {context.get("runAsUser"), context.get("runAsGroup")} == {UID}, one
         assert context.get("seccompProfile") == {"type": "RuntimeDefault"}, one
-        assert one.spec.get("automountServiceAccountToken") is False, (
-            f"{one}: is given a token of the cluster's API"
-        )
-        assert one.spec.get("enableServiceLinks") is False, (
-            f"{one}: is given variables of every Service"
-        )
+        assert one.spec.get("automountServiceAccountToken") is False, f"{one}: has an API token"
+        assert one.spec.get("enableServiceLinks") is False, f"{one}: has service variables"
         shared = [
             *filter(one.spec.get, HOST),
             *(name for name, volume in volumes(one).items() if "hostPath" in volume),
         ]
         assert not shared, f"{one}: shares {shared} with its node"
         for container in one.containers:
-            assert container.get("securityContext") == CONFINED, (
-                f"{one}: {container['name']} is not confined"
-            )
-            assert not any("hostPort" in port for port in container.get("ports", ())), (
-                f"{one}: takes a node's port"
-            )
+            assert container.get("securityContext") == CONFINED, f"{one}: is not confined"
+            assert not any("hostPort" in port for port in container.get("ports", ())), one
 
 
 def check_secrets(objects: Objects) -> None:
@@ -56,9 +48,7 @@ def check_secrets(objects: Objects) -> None:
                 assert not is_secret, f"{one}: {entry['name']} stands in the manifests"
     for name, config in named(objects, "ConfigMap").items():
         for key, value in config["data"].items():
-            assert not SECRET_NAME.search(key) or str(value).startswith("/"), (
-                f"ConfigMap/{name}: {key} is a secret"
-            )
+            assert not SECRET_NAME.search(key) or str(value).startswith("/"), f"{name}: {key}"
 
 
 def check_namespace(objects: Objects) -> None:

@@ -137,26 +137,30 @@ def test_recommended_rule_is_the_fastest_within_the_limit() -> None:
     assert strict.chosen.rule == Acceptance("threshold", 0.35)
 
 
-def test_share_below_the_limit_by_chance_is_no_rule() -> None:
-    """None of 20 wrong segments is accepted, but up to a sixth may be."""
-    judged = drafts([0.9, 0.1] * 20, [1, 0] * 20)
-    assert recommend(judged, judged, COST, limit=0.2).basis == "limit met"
-    recommended = recommend(judged, judged, COST, limit=0.1)
-    assert (recommended.basis, recommended.chosen) == ("limit missed", None)
+FEW = drafts([0.9, 0.1] * 20, [1, 0] * 20)
+"""None of 20 wrong segments is accepted, but up to a sixth may be."""
+ALIKE = drafts([3.0] * 400, [1, 0] * 200)
+SLOW = replace(COST, draft_ms_per_token=7)
 
 
-def test_no_rule_is_recommended_where_none_meets_the_limit() -> None:
-    """Not the most lenient one, where all accept everything."""
-    judged = drafts([3.0] * 400, [1, 0] * 200)
-    recommended = recommend(judged, judged, COST, limit=0.1)
-    assert (recommended.basis, recommended.chosen) == ("limit missed", None)
-    assert recommended.expected is None and recommended.shown.threshold == 1
-
-
-def test_no_rule_is_recommended_that_is_hardly_faster_than_the_target() -> None:
-    slow = replace(COST, draft_ms_per_token=7, read_ms=15)
-    judged = many()
-    assert recommend(judged, judged, slow, limit=0.4).basis == "too slow"
+@pytest.mark.parametrize(
+    ("judged", "cost", "limit", "basis"),
+    [
+        (FEW, COST, 0.2, "limit met"),
+        (FEW, COST, 0.1, "limit missed"),
+        (ALIKE, COST, 0.1, "limit missed"),
+        (many(), SLOW, 0.4, "too slow"),
+        (drafts([0.9] + [0.1] * 41, [1] + [0] * 41), COST, 0.9, "too few segments"),
+        (drafts([0.9] * 41 + [0.1] * 19, [1] * 41 + [0] * 19), COST, 0.9, "too few segments"),
+        (drafts([0.9] * 41, [1] * 41), COST, 0.9, "too few segments"),
+    ],
+)
+def test_rule_is_recommended_only_within_the_limit(
+    judged: Drafts, cost: Cost, limit: float, basis: str
+) -> None:
+    recommended = recommend(judged, many(), cost, limit)
+    assert recommended.basis == basis
+    assert (recommended.chosen is not None) == (basis == "limit met")
 
 
 @pytest.mark.parametrize(
@@ -185,13 +189,6 @@ def test_nothing_lossy_is_the_default_that_is_slow(
     rule: dict[str, object],
 ) -> None:
     assert default_rule(semantic, speed_up, 2, *tokenizers) == rule
-
-
-@pytest.mark.parametrize(("num_right", "num_wrong"), [(1, 41), (41, 19), (41, 0)])
-def test_too_few_segments_are_no_basis_for_a_rule(num_right: int, num_wrong: int) -> None:
-    judged = drafts([0.9] * num_right + [0.1] * num_wrong, [1] * num_right + [0] * num_wrong)
-    recommended = recommend(judged, many(), COST, limit=0.9)
-    assert (recommended.basis, recommended.chosen) == ("too few segments", None)
 
 
 def test_recommended_rule_has_not_seen_the_test_questions() -> None:
