@@ -48,10 +48,7 @@ def refused(path: Path, output: Path, capsys: pytest.CaptureFixture[str]) -> lis
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        (
-            {"runs": [{"task": "math500", "strategies": ["semantic"]}]},
-            "name the target alone first",
-        ),
+        ({"runs": [{"task": "math500", "strategies": ["semantic"]}]}, "the target alone first"),
         (
             {"runs": [{"task": "math500", "strategies": ["target", "semantik"]}]},
             "unknown strategy 'semantik'",

@@ -169,7 +169,7 @@ def test_what_no_task_can_ask_is_refused(tmp_path: Path) -> None:
     [
         (
             '{"problem": "a", "answer": "1"}\n{"Problem": "b", "answer": "1"}',
-            ":2 has no field problem or question; its",
+            ":2 has no field problem",
         ),
         ('{"problem": "a", "gold": "1"}', ":1 has no field answer; its fields are problem, gold"),
         ('{"problem": "a", "answer": ""}', ":1: field answer must be text or a number, not ''"),

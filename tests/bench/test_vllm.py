@@ -135,20 +135,8 @@ REFUSES = 'self.answer(400, {"error": {"message": "too long"}}); return'
 @pytest.mark.parametrize(
     ("label", "at_start", "at_question", "words", "is_not_applicable"),
     [
-        (
-            "vllm/target",
-            DIES,
-            "pass",
-            "vllm/target ended at its start: ValueError: no such quant",
-            False,
-        ),
-        (
-            "vllm/draft_model",
-            DIES,
-            "pass",
-            "vllm/draft_model ended at its start: ValueError: no such",
-            True,
-        ),
+        ("vllm/target", DIES, "pass", "vllm/target ended at its start: ValueError", False),
+        ("vllm/draft_model", DIES, "pass", "vllm/draft_model ended at its start", True),
         ("vllm/target", LOADS, "pass", "vllm/target was not ready within 0.5 s: capturing", False),
         ("vllm/target", "", REFUSES, "vllm/target refuses the question: too long", False),
     ],

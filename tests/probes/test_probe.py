@@ -36,10 +36,7 @@ async def test_alternatives_judge_as_they_would_alone(alternatives: Path) -> Non
 
 
 async def test_unknown_alternative_is_refused_with_those_there_are(alternatives: Path) -> None:
-    with pytest.raises(
-        InvalidRequest,
-        match="'psychic'; alternatives to the pair's own probes: last-hidden, surprisal",
-    ) as caught:
+    with pytest.raises(InvalidRequest, match="'psychic'") as caught:
         await load_with(alternatives).judge(*QUESTION, probes="psychic")
     assert caught.value.parameter == "probes"
     with pytest.raises(InvalidRequest, match="alternatives to the pair's own probes: none"):
@@ -51,11 +48,7 @@ async def test_unknown_alternative_is_refused_with_those_there_are(alternatives:
     [
         (card("other"), card("target"), "'third': the draft probe was trained on other"),
         (card("draft"), card("other"), "'third': the target probe was trained on other"),
-        (
-            card("draft", "states+surprisal"),
-            card("target"),
-            "'third': the draft probe needs .* only sends states",
-        ),
+        (card("draft", "states+surprisal"), card("target"), "'third': the draft probe needs"),
         (
             replace(card("draft"), segmentations=SENTENCES),
             replace(card("target"), segmentations=SENTENCES),
@@ -71,9 +64,7 @@ def test_bad_pair(alternatives: Path, draft: ProbeCard, target: ProbeCard, compl
 
 def test_folder_that_is_no_alternative_is_refused_by_name(alternatives: Path) -> None:
     (alternatives / "empty").mkdir()
-    with pytest.raises(
-        Mismatch, match=r"'empty': cannot read probe .*examples/demo/semspec_demo/probes\.yaml"
-    ):
+    with pytest.raises(Mismatch, match=r"'empty': cannot read probe"):
         load_with(alternatives)
     bare = alternatives.parent / "bare" / "alternatives"
     bare.mkdir(parents=True)

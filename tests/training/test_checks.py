@@ -65,10 +65,7 @@ def check(checkpoints: dict[str, Path]) -> Check:
         (backend("normalizer", normalizers.Replace("\n\n", "\n")), "does not keep text"),
         (backend("pre_tokenizer", pre_tokenizers.Whitespace()), "does not keep text"),
         (template("{{ messages[0]['content'] }}"), "drops the assistant's turn"),
-        (
-            template("{{ raise_exception('one turn only') }}"),
-            "refuses an assistant's turn: one turn only",
-        ),
+        (template("{{ raise_exception('one turn only') }}"), "refuses an assistant's turn"),
         (
             template("{{ messages[-1]['content'] if messages|length > 1 else 'Hello' }}"),
             "drops or changes the user's turn",
@@ -114,9 +111,7 @@ def test_output_with_probes_of_another_format_is_refused_first(tmp_path: Path) -
     del fields["format"]
     path.write_text(json.dumps(fields))
     config = support.config(tmp_path / "nowhere", tmp_path / "nowhere", tmp_path / "out")
-    with pytest.raises(
-        Mismatch, match="contains probes of format 1, a run writes format 2; name another folder"
-    ):
+    with pytest.raises(Mismatch, match="contains probes of format 1, a run writes format 2"):
         Pipeline(config, tmp_path / "work").run()
     assert not (tmp_path / "work").exists() and json.loads(path.read_text()) == fields
 

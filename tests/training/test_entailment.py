@@ -255,9 +255,7 @@ def test_window_too_small_for_the_segments_is_refused(tmp_path: Path) -> None:
     name = save_tiny(tmp_path)
     longest = HALF - 32 // 8
     EntailmentEquivalence.load(on_cpu(name), 4 * longest)
-    with pytest.raises(
-        Mismatch, match=f"texts of at most {longest} tokens, segments have up to {4 * longest + 1}"
-    ):
+    with pytest.raises(Mismatch, match=f"texts of at most {longest} tokens"):
         EntailmentEquivalence.load(on_cpu(name), 4 * longest + 1)
     with pytest.raises(Mismatch, match="lower context_tokens"):
         EntailmentEquivalence.load(on_cpu(name, context_tokens=HALF))

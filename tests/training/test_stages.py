@@ -45,9 +45,7 @@ def digests(pipeline: Pipeline) -> dict[str, str]:
 def test_shards_of_two_workers_equal_those_of_one(made: Pipeline, tmp_path: Path) -> None:
     first, second = (Pipeline(made.config, tmp_path, (number, 2)) for number in range(2))
     first.run()
-    with pytest.raises(
-        InvalidRequest, match="2 of 5 shards of clusters are missing, the first is 00001"
-    ):
+    with pytest.raises(InvalidRequest, match="2 of 5 shards of clusters are missing"):
         _ = first.labels
     assert first.status() == [f"{name:<9} 3 of 5 shards" for name in SHARDED]
     second.run()
@@ -200,9 +198,7 @@ def test_context_with_no_known_meaning_of_the_target_is_left_out() -> None:
     one, other = rows("? ?", "a b"), [row | {"context": "q/1"} for row in rows("a b", "a ?")]
     labels = labelled(one + other, [None, None, 0, 1, 0, 1, 0, None])
     assert labels.row.tolist() == [4, 5, 6] and labels.draft_row.tolist() == [-1, -1, 2]
-    with pytest.raises(
-        InvalidRequest, match=r"no context has a sample .* raise max_segment_tokens"
-    ):
+    with pytest.raises(InvalidRequest, match="no context has a sample"):
         labelled(one, [None, None, 0, 1])
 
 
@@ -230,9 +226,7 @@ def test_cut_segments_and_ends_of_turn_reach_the_clusters(made: Pipeline) -> Non
 def test_one_meaning_is_refused(models: tuple[Path, Path], made: Pipeline, tmp_path: Path) -> None:
     equivalence = {"kind": "python", "object": "tests.training.support:ByAlphabet"}
     pipeline = Pipeline(support.config(*models, tmp_path, equivalence=equivalence), made.work)
-    with pytest.raises(
-        Mismatch, match=r"clusters was made with other settings \(equivalence\.object"
-    ):
+    with pytest.raises(Mismatch, match=r"clusters was made with other settings"):
         pipeline.make("clusters")
     with pytest.raises(InvalidRequest, match="fewer than two clusters"):
         labelled(rows("a a", "a a"), [0] * 4)
