@@ -280,14 +280,10 @@ async def test_full_window_ends_a_generation_under_way_and_refuses_a_new_one(str
     fakes = players()
     first = await generation(strategy=strategy)
     kept = segments(await run(first, fakes))[:2]
-    fakes.drafter.errors, fakes.target.errors = (
-        [ContextTooLong("full")] * 2,
-        [ContextTooLong("full")] * 2,
-    )
+    fakes.drafter.errors = [ContextTooLong("full")] * 2
+    fakes.target.errors = [ContextTooLong("full")] * 2
     with pytest.raises(ContextTooLong):
         await run(first, fakes)
-    fakes.drafter.errors, fakes.target.errors = (
-        [ContextTooLong("full")] * 2,
-        [ContextTooLong("full")] * 2,
-    )
+    fakes.drafter.errors = [ContextTooLong("full")] * 2
+    fakes.target.errors = [ContextTooLong("full")] * 2
     assert await run(resumed(first, kept), fakes) == [Finished(FinishReason.LENGTH)]

@@ -61,10 +61,8 @@ def ids_after_prompt(tokenizer: ModelTokenizer, text: str) -> list[int]:
 def streams(tokenizer: ModelTokenizer, ids: list[int], what: GenerationParams) -> Iterator[Segment]:
     """Check the texts of each segment that are shown while `ids` are written."""
     request = Generate(what, is_after_end=False, streams_text=True)
-    writing, shown = (
-        GenerationState(tokenizer, Writer.TARGET, request, tokenizer.ids_of(PROMPT)),
-        "",
-    )
+    writing = GenerationState(tokenizer, Writer.TARGET, request, tokenizer.ids_of(PROMPT))
+    shown = ""
     for token in ids:
         for generated in writing.take(token):
             text = generated.segment.text

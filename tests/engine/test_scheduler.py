@@ -51,10 +51,8 @@ def test_long_prompts_leave_every_other_call_a_token() -> None:
 
 def test_cached_prefixes_are_dropped_before_a_call_waits_and_stay_while_there_is_room() -> None:
     for num_buffers, num_calls, num_kept in ((2, 2, 0), (3, 1, 2)):
-        plans, feeds = (
-            scheduler(num_buffers, num_cached=2),
-            [holding(0, 10) for _ in range(num_calls)],
-        )
+        plans = scheduler(num_buffers, num_cached=2)
+        feeds = [holding(0, 10) for _ in range(num_calls)]
         assert [feed for feed, _ in plans.plan(feeds)] == feeds
         assert len(plans.cache.prefixes) == num_kept
 

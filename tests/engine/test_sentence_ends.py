@@ -36,10 +36,8 @@ Engines = tuple[TorchEngine, TorchEngine]
 
 def save_with_few_words(source: Path, folder: Path) -> Path:
     """The model of `source` that writes nothing but `WORDS`: one dimension of its states is nearly constant."""
-    model, tokenizer = (
-        AutoModelForCausalLM.from_pretrained(source),
-        PreTrainedTokenizerFast.from_pretrained(source),
-    )
+    model = AutoModelForCausalLM.from_pretrained(source)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(source)
     model.get_input_embeddings().weight.data[:, 0] = 5.0
     bias = model.get_output_embeddings().weight.data[:, 0]
     bias[:] = -12.0

@@ -306,10 +306,8 @@ def test_reasoning_marks_are_part_of_text(form: ReasoningForm, reader: ModelToke
     """Other special tokens are not part of it. Another tokenizer reads the marks as text, and Llama 2's form puts a
     space after each."""
     writer = model_tokenizer(FORMS[reader.info.model](*sorted(form.marks), "<pad>"), "other")
-    start, text = (
-        writer.ids_of("<|im_start|>So:"),
-        f"{form.opening}We add.\n\nSo it{form.answer} is 🦊.",
-    )
+    start = writer.ids_of("<|im_start|>So:")
+    text = f"{form.opening}We add.\n\nSo it{form.answer} is 🦊."
     whole = writer.ids_of(f"<|im_start|>So:{text}")
     ids = whole[len(start) :]
     assert len(writer.mark_ids) == len(form.marks)

@@ -62,10 +62,8 @@ def check_certificates(objects: Objects) -> None:
 def check_monitors(objects: Objects) -> None:
     """Scrapes reach their ports, with TLS where there is any, and for gateways a key and the job that alerts name."""
     for monitor in of_kind(objects, "PodMonitor"):
-        one, is_gateway = (
-            pod(objects, monitor["metadata"]["name"]),
-            monitor["metadata"]["name"] == "gateway",
-        )
+        one = pod(objects, monitor["metadata"]["name"])
+        is_gateway = monitor["metadata"]["name"] == "gateway"
         [endpoint] = monitor["spec"]["podMetricsEndpoints"]
         port, [rule] = one.ports[endpoint["port"]], endpoint["relabelings"]
         assert endpoint["path"] == "/metrics"

@@ -93,11 +93,9 @@ def save_tiny(folder: Path, kind: str = "v2", labels: dict[int, str] = MNLI) -> 
 
 @pytest.mark.parametrize("kind", ["v1", "v2"])
 def test_verdict_is_the_models_own_in_batches_of_any_size(kind: str, tmp_path: Path) -> None:
-    name, tokenizer, reference = (
-        save_tiny(tmp_path, kind),
-        tiny_tokenizer(),
-        tiny_model(kind).eval(),
-    )
+    name = save_tiny(tmp_path, kind)
+    tokenizer = tiny_tokenizer()
+    reference = tiny_model(kind).eval()
     texts = [" ".join(WORDS[start : start + length]) for start in range(4) for length in (1, 3, 6)]
     wanted = []
     for premise, hypothesis in zip(texts, texts[::-1], strict=True):
@@ -234,11 +232,9 @@ def test_model_without_entailment_label_is_refused_until_it_is_named(tmp_path: P
 
 
 def test_model_that_cannot_be_loaded_is_refused_with_the_remedy(tmp_path: Path) -> None:
-    name, pickled, bare = (
-        save_tiny(tmp_path / "whole"),
-        save_tiny(tmp_path / "pickled"),
-        tmp_path / "bare",
-    )
+    name = save_tiny(tmp_path / "whole")
+    pickled = save_tiny(tmp_path / "pickled")
+    bare = tmp_path / "bare"
     (tmp_path / "pickled" / "model.safetensors").rename(tmp_path / "pickled" / "pytorch_model.bin")
     tiny_model("v2").save_pretrained(bare)
     for config, words in (

@@ -73,11 +73,9 @@ def test_measures_by_hand() -> None:
 
 def test_measures_are_those_of_other_libraries_with_weights_as_repetitions() -> None:
     rng = np.random.default_rng(0)
-    label, predicted, weight = (
-        rng.integers(0, 5, 50) / 4,
-        rng.random(50).round(1),
-        rng.integers(0, 4, 50),
-    )
+    label = rng.integers(0, 5, 50) / 4
+    predicted = rng.random(50).round(1)
+    weight = rng.integers(0, 4, 50)
     right = rng.random(50) < predicted
     repeated = np.repeat(np.arange(50), weight)
     weights = weight.astype(float)
@@ -206,10 +204,8 @@ def test_recommended_rule_has_not_seen_the_test_questions() -> None:
         )
         other.valid[test] = valid
         changed = replace(evidence(labels), labels=other)
-        first, second = (
-            evaluate(evidence(labels), num_resamples=2),
-            evaluate(changed, num_resamples=2),
-        )
+        first = evaluate(evidence(labels), num_resamples=2)
+        second = evaluate(changed, num_resamples=2)
         assert first.recommendation.chosen == second.recommendation.chosen
         assert first.criterion == second.criterion
         assert json.dumps(first.as_json()["variants"]) != json.dumps(second.as_json()["variants"])

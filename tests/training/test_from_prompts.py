@@ -139,10 +139,8 @@ def release(prompts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_command_writes_a_release_with_its_basis(release: Path) -> None:
-    found, made = (
-        load_calibration(release / "out" / "likelihood.json"),
-        load_release(release / "out"),
-    )
+    found = load_calibration(release / "out" / "likelihood.json")
+    made = load_release(release / "out")
     assert found.own is not None and (found.num_right, found.max_wrong_accepted) == (None, None)
     assert (found.num_questions, found.own.quantile, found.own.temperature) == (6, 0.1, 0.6)
     assert found.own.num_segments >= 20 and found.own.score_ms > 0

@@ -236,10 +236,8 @@ def test_damaged_file_is_named_by_run_and_check_and_not_overwritten(
     path.write_bytes(spoil(path.read_bytes()))
     before = {one: one.read_bytes() for one in unlabelled.rglob("*") if one.is_file()}
     for command, status in (("run", 2), ("check", 2 if path.name == "recipe.json" else 1)):
-        code, told = (
-            support.semspec_train_in(unlabelled, command, run / "pair.yaml"),
-            capsys.readouterr(),
-        )
+        code = support.semspec_train_in(unlabelled, command, run / "pair.yaml")
+        told = capsys.readouterr()
         lines = [line for line in (told.err + told.out).splitlines() if str(path) in line]
         assert (code, len(lines)) == (status, 1), told
         if status == 2:

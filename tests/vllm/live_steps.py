@@ -73,10 +73,8 @@ async def test_metrics_of_vllm_count_every_token(theirs: VllmEngine) -> None:
     streams = await asyncio.gather(
         *(written(theirs, one, params(seed)) for seed, one in enumerate(started))
     )
-    num_tokens, after = (
-        sum(len(one.segment.token_ids) for stream in streams for one in stream),
-        vllm_metrics(),
-    )
+    num_tokens = sum(len(one.segment.token_ids) for stream in streams for one in stream)
+    after = vllm_metrics()
     assert num_tokens <= after[name] - before[name] <= num_tokens + 2 * NUM_STREAMS
     assert asked_of_services("vllm:") <= after.keys()
 
