@@ -7,8 +7,9 @@ import pytest
 
 from semspec.errors import InvalidRequest
 from semspec_bench.configuration import parse
-from semspec_bench.record import RECORDS, Record, as_line
+from semspec_bench.record import RECORDS, as_line
 from semspec_bench.repeats import count_runs
+from tests.bench.test_summary import record
 
 GUARDED, FREE = "in-process/likelihood", "in-process/likelihood:repeats=allowed"
 LONG = "So, there are 220 pens after 5 days.\n\n"
@@ -30,25 +31,7 @@ def save_run(folder: Path, **traces: list[dict[str, Any]]) -> Path:
     folder.mkdir()
     labels = {"guarded": GUARDED, "free": FREE, "target": "target"}
     records = [
-        Record(
-            label=labels[name],
-            question="1",
-            sample=0,
-            seed=7,
-            is_right=False,
-            finish_reason="length",
-            latency_s=1.0,
-            num_prompt_tokens=1,
-            num_tokens=9,
-            num_target_tokens=0,
-            num_accepted=0,
-            num_rejected=0,
-            num_proposed_tokens=0,
-            num_accepted_tokens=0,
-            stages_ms={},
-            text_digest="",
-            trace=trace,
-        )
+        record(labels[name], 1, finish_reason="length", trace=trace)
         for name, trace in traces.items()
     ]
     (folder / RECORDS).write_text("".join(map(as_line, records)))
