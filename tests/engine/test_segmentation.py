@@ -16,14 +16,9 @@ from semspec.types import (
 from tests.helpers.trained_tokenizers import FORMS, model_tokenizer
 
 PROMPT = "So the ball:"
-CHARACTERS = (
-    "a🦊🦊🦊🦊b",
-    "我们中文中文",
-    "é👩‍👩‍👧‍👦é",
-    "So. 🦊 We.\n\n中 is 🦊.\n\nend",
-    "1. Tom sells 6.\n\n   - a nested one\n\n\n```python\nx = 1\n```\n\nWhy?!",
-)
+CHARACTERS = ("a🦊🦊🦊🦊b", "我们中文中文", "é👩‍👩‍👧‍👦é", "So. 🦊 We.\n\n中 is 🦊.\n\nend")
 """Characters of two to four bytes, and one that people see as one and that has seven code points."""
+NATURAL = "1. Tom sells 6.\n\n   - a nested one\n\n\n```python\nx = 1\n```\n\nWhy?!"
 
 
 def cut(text: str, rule_name: Segmentation, size: int) -> list[str]:
@@ -101,7 +96,7 @@ def ids_after_prompt(tokenizer: ModelTokenizer, text: str) -> list[int]:
 
 
 @pytest.mark.parametrize("segmentation", Segmentation)
-@pytest.mark.parametrize("text", CHARACTERS)
+@pytest.mark.parametrize("text", [*CHARACTERS, NATURAL])
 def test_character_ends(tokenizer: ModelTokenizer, text: str, segmentation: Segmentation) -> None:
     ids = (*ids_after_prompt(tokenizer, text), *tokenizer.eos_ids)
     for limit in range(1, len(ids)):
