@@ -13,8 +13,8 @@ from semspec.client import Gateway
 from semspec.errors import InternalError, InvalidRequest, Unavailable
 from semspec_demo import show
 from semspec_demo.client import Answer, Client, in_turns, supported_strategies
-from semspec_demo.problems import SPLITS, make_problem
-from semspec_demo.run import STRATEGIES, _parser, configuration, questions_of
+from semspec_demo.problems import make_problem
+from semspec_demo.run import STRATEGIES, _parser, questions_of
 from tests.helpers.records import record
 
 pytestmark = pytest.mark.slow
@@ -129,19 +129,12 @@ def test_named_pair_is_asked_questions_of_math(tmp_path: Path) -> None:
         arguments("--pair", "qwen2.5-coder", "--data", str(data), "--problems", "2")
     )
     assert [problem.answer for problem in questions.asked] == ["\\frac{3}{2}", "\\frac{5}{2}"]
-    assert (
-        "What is 3/2?" in questions.asked[0].question and "\\boxed{}" in questions.asked[0].question
-    )
-    assert questions.asked[0].is_right("so it is \\boxed{1.5}") and not questions.asked[0].is_right(
-        "\\boxed{2}"
-    )
+    assert "What is 3/2?" in questions.asked[0].question
+    assert "\\boxed{}" in questions.asked[0].question
+    assert questions.asked[0].is_right("so it is \\boxed{1.5}")
+    assert not questions.asked[0].is_right("\\boxed{2}")
     with pytest.raises(InvalidRequest, match=r"^limit is 5; math500 has 3 questions here"):
         questions_of(arguments("--pair", "qwen2.5-coder", "--data", str(data)))
-
-
-def test_demo_without_a_pair_asks_of_the_ball() -> None:
-    questions = questions_of(arguments())
-    assert len(questions.asked) == 30 and questions.asked[0] == make_problem(SPLITS["report"][0])
 
 
 async def test_only_strategies_that_the_pair_supports_are_compared() -> None:
@@ -157,11 +150,6 @@ async def test_only_strategies_that_the_pair_supports_are_compared() -> None:
     transport = httpx.MockTransport(lambda request: httpx.Response(200, json=models))
     http = httpx.AsyncClient(transport=transport, base_url="http://gateway")
     assert await supported_strategies(Gateway(http)) == ["target", "token-level", "draft"]
-
-
-def test_pair_that_is_not_there_is_named() -> None:
-    with pytest.raises(InvalidRequest, match=r"^--pair: there is no pair 'large' and no such path"):
-        configuration(arguments("--pair", "large"), print)
 
 
 def arguments(*words: str) -> argparse.Namespace:

@@ -44,27 +44,16 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         (lambda text: text.replace('"paragraph"', '"page"'), "segmentation: "),
     ],
 )
-def test_damaged_file_is_refused_by_name(
-    tmp_path: Path, spoil: Callable[[str], str], reason: str
-) -> None:
+def test_damaged_file_is_refused(tmp_path: Path, spoil: Callable[[str], str], reason: str) -> None:
     path = write(tmp_path / "likelihood.json", MADE_UP)
     path.write_text(spoil(path.read_text()))
     with pytest.raises(Mismatch) as caught:
         load_calibration(path)
     message = str(caught.value)
-    assert (
-        str(path) in message
-        and reason in message
-        and "semspec train calibrate" in message
-        and "\n" not in message
-    )
-
-
-def test_missing_file_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(
-        Mismatch, match=r"likelihood\.json: No such file or directory; make it again with"
-    ):
-        load_calibration(tmp_path / "likelihood.json")
+    assert str(path) in message
+    assert reason in message
+    assert "semspec train calibrate" in message
+    assert "\n" not in message
 
 
 @pytest.mark.parametrize(

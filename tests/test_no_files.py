@@ -47,9 +47,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path, name: str, put: Callable[[Pa
         read(probes)
 
 
-def test_datastore_whose_card_cannot_be_read_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_card_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "card.json").write_text("{}")
 
     def denied(path: Path, encoding: str) -> str:

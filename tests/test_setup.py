@@ -1,7 +1,6 @@
 """Set-up of environments, walked through with an interpreter that records what it is asked to install."""
 
 import os
-import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -68,34 +67,6 @@ def passed(command: str, checkout: Path) -> list[str]:
 def installed(checkout: Path) -> list[str]:
     record = checkout / "installed.txt"
     return record.read_text().splitlines() if record.exists() else []
-
-
-def documented_recipe() -> list[str]:
-    """Return the commands of docs/benchmarks.md that reproduce the paper, in their order."""
-    page = (ROOT / "docs/benchmarks.md").read_text()
-    block = re.search(
-        r"^## Reproduce the paper$.*?^```sh\n(.*?)^```", page, re.MULTILINE | re.DOTALL
-    )
-    assert block
-    return [
-        line.partition(" # ")[0].strip()
-        for line in block[1].splitlines()
-        if line.startswith("make")
-    ]
-
-
-def test_documented_gpu_recipe_installs_once(checkout: Path) -> None:
-    first, *others = documented_recipe()
-    before = passed(first, checkout)
-    assert any("torch===" in line for line in before) and any("vllm" in line for line in before)
-    assert not any("+cpu" in line for line in before)
-    files = {path: path.stat().st_mtime_ns for path in (checkout / ".venv").rglob("*")}
-    assert len(others) >= 2
-    for command in others:
-        assert passed(command, checkout) == before, command
-        assert {
-            path: path.stat().st_mtime_ns for path in (checkout / ".venv").rglob("*")
-        } == files, command
 
 
 @pytest.mark.parametrize(

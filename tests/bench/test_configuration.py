@@ -1,15 +1,11 @@
 """Labels of a bench: what they mean, and what is refused."""
 
-import json
-from pathlib import Path
-
 import pytest
 
 from semspec.decoding import Options, RetrievalOptions
 from semspec.errors import InvalidRequest
 from semspec.types import Acceptance, Segmentation
 from semspec_bench.configuration import parse
-from semspec_bench.environment import answer_tokens
 from semspec_bench.runners.in_process import read_options
 from semspec_gateway.options import AcceptanceOptions, Defaults
 
@@ -71,11 +67,9 @@ def test_threshold_reaches_the_loop() -> None:
 
 def test_peer_methods_have_their_own_knobs() -> None:
     configuration = parse("transformers/assisted:tokens=5")
-    assert (configuration.runner, configuration.method, configuration.knobs) == (
-        "transformers",
-        "assisted",
-        {"tokens": 5},
-    )
+    assert configuration.runner == "transformers"
+    assert configuration.method == "assisted"
+    assert configuration.knobs == {"tokens": 5}
 
 
 @pytest.mark.parametrize(
@@ -95,20 +89,3 @@ def test_peer_methods_have_their_own_knobs() -> None:
 def test_unknown_words_are_refused_with_those_that_are_known(label: str, named: str) -> None:
     with pytest.raises(InvalidRequest, match=named):
         parse(label)
-
-
-@pytest.mark.parametrize(
-    ("window", "found", "said"), [(40_960, 32_768, False), (32_768, 26_215, True)]
-)
-def test_budget_is_the_published_one_of_qwq_and_a_lower_one_is_said(
-    window: int, found: int, said: bool, tmp_path: Path
-) -> None:
-    for role, tokens in (("draft", 131_072), ("target", window)):
-        (tmp_path / role).mkdir()
-        config = {"model_type": "qwen2", "max_position_embeddings": tokens}
-        (tmp_path / role / "config.json").write_text(json.dumps(config))
-    lines: list[str] = []
-    assert answer_tokens(tmp_path, 32_768, lines.append) == found
-    assert [("26,215 tokens, not 32,768" in line, "target" in line) for line in lines] == [
-        (True, True)
-    ] * said

@@ -8,8 +8,9 @@ import pytest
 
 from semspec.errors import InvalidRequest
 from semspec_bench.configuration import parse
-from semspec_bench.record import RECORDS, Record, as_line
+from semspec_bench.record import RECORDS, as_line
 from semspec_bench.repeats import count_runs, main
+from tests.bench.test_summary import record
 
 GUARDED, FREE = "in-process/likelihood", "in-process/likelihood:repeats=allowed"
 LONG = "So, there are 220 pens after 5 days.\n\n"
@@ -31,25 +32,7 @@ def save_run(folder: Path, **traces: list[dict[str, Any]]) -> Path:
     folder.mkdir()
     labels = {"guarded": GUARDED, "free": FREE, "target": "target"}
     records = [
-        Record(
-            label=labels[name],
-            question="1",
-            sample=0,
-            seed=7,
-            is_right=False,
-            finish_reason="length",
-            latency_s=1.0,
-            num_prompt_tokens=1,
-            num_tokens=9,
-            num_target_tokens=0,
-            num_accepted=0,
-            num_rejected=0,
-            num_proposed_tokens=0,
-            num_accepted_tokens=0,
-            stages_ms={},
-            text_digest="",
-            trace=trace,
-        )
+        record(labels[name], 1, finish_reason="length", trace=trace)
         for name, trace in traces.items()
     ]
     (folder / RECORDS).write_text("".join(map(as_line, records)))
@@ -68,22 +51,16 @@ def test_drafts_are_counted_by_their_earlier_repeats(tmp_path: Path) -> None:
         target=[{**row(0, LONG), "verdict": "unjudged"}],
     )
     guarded, free = count_runs([run])
-    assert (guarded.label, guarded.is_guarded, guarded.num_refused, guarded.num_loops) == (
-        GUARDED,
-        True,
-        2,
-        1,
-    )
-    assert (guarded.num_judged, guarded.num_accepted, guarded.num_third) == (
-        (2, 1, 0, 0),
-        (1, 0, 0, 0),
-        0,
-    )
-    assert (free.is_guarded, free.num_judged, free.num_accepted) == (
-        False,
-        (1, 1, 1, 3),
-        (1, 1, 1, 3),
-    )
+    assert guarded.label == GUARDED
+    assert guarded.is_guarded is True
+    assert guarded.num_refused == 2
+    assert guarded.num_loops == 1
+    assert guarded.num_judged == (2, 1, 0, 0)
+    assert guarded.num_accepted == (1, 0, 0, 0)
+    assert guarded.num_third == 0
+    assert free.is_guarded is False
+    assert free.num_judged == (1, 1, 1, 3)
+    assert free.num_accepted == (1, 1, 1, 3)
     assert (free.num_third, free.num_answers, free.num_cut) == (4, 1, 1)
 
 

@@ -28,7 +28,6 @@ from tests.bench.tiny_pair import (
     save_models,
     save_pair_file,
     save_questions,
-    snapshot,
     use_hub,
 )
 from tests.helpers.hub import serving, use
@@ -76,10 +75,7 @@ def refused(path: Path, output: Path, capsys: pytest.CaptureFixture[str]) -> lis
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        (
-            {"runs": [{"task": "math500", "strategies": ["semantic"]}]},
-            "name the target alone first",
-        ),
+        ({"runs": [{"task": "math500", "strategies": ["semantic"]}]}, "the target alone first"),
         (
             {"runs": [{"task": "math500", "strategies": ["target", "semantik"]}]},
             "unknown strategy 'semantik'",
@@ -89,10 +85,6 @@ def refused(path: Path, output: Path, capsys: pytest.CaptureFixture[str]) -> lis
             "paper not defined",
         ),
         ({"runs": 2 * [{"task": "math500", "strategies": METHODS}]}, "math500 occurs twice"),
-        (
-            {"probes": {"main": {"samples": {"num_samples": 1}}}},
-            "training.yaml with probes.main: samples.num_samples",
-        ),
         ({"training": "elsewhere.yaml"}, "cannot read"),
         (
             {"runs": [{"task": "math500", "strategies": ["target", "server/other"]}]},
@@ -108,42 +100,18 @@ def test_pair_file_is_refused_by_field(
     assert said in line
 
 
-def test_every_failed_check_is_one_line_with_its_remedy(
-    hub: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_failed_check_is_line(hub: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = [{"task": "gpqa-diamond", "data": str(tmp_path / "none.jsonl"), "strategies": METHODS}]
     path = save_pair_file(tmp_path, runs=runs, environment={"SEMSPEC_TARGET_ENGINE": "vllm"})
     vllm, draft, target, _, questions, *_ = lines = refused(path, tmp_path / "output", capsys)
     assert vllm.startswith("fail") and "make setup TORCH_VARIANT=cuda" in vllm
-    assert (
-        draft.startswith("fail")
-        and "is gated" in draft
-        and f"{hub}/{DRAFT}" in draft
-        and "hf auth login" in draft
-    )
+    assert draft.startswith("fail")
+    assert "is gated" in draft
+    assert f"{hub}/{DRAFT}" in draft
+    assert "hf auth login" in draft
     assert target.startswith("ok") and "to download: 100000000.0 GB" in target
     assert questions.startswith("fail") and "none.jsonl" in questions
     assert "3 of" in lines[-1] and "nothing was started" in lines[-1]
-
-
-def test_models_that_fit_neither_disk_nor_memory_are_refused(
-    hub: str, models: dict[str, Path | None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    models[DRAFT] = models[TARGET]
-    lines = refused(save_pair_file(tmp_path), tmp_path / "output", capsys)
-    [disk], [memory] = (
-        [line for line in lines if f" {name} " in line] for name in ("disk", "memory")
-    )
-    assert disk.startswith("fail") and "HF_HOME" in disk and memory.startswith("fail")
-
-
-def test_hub_out_of_reach_is_said_unless_the_models_are_there(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (snapshot(tmp_path / "hub", DRAFT) / "model.safetensors").write_bytes(b"0" * 8)
-    draft, target, *_ = refused(save_pair_file(tmp_path), tmp_path / "output", capsys)
-    assert draft.startswith("ok") and "to download: nothing" in draft
-    assert target.startswith("fail") and "HF_ENDPOINT" in target
 
 
 def checked(path: Path, output: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:

@@ -17,7 +17,6 @@ from semspec_bench.cli import main
 from semspec_bench.configuration import parse
 from semspec_bench.record import read_records
 from semspec_bench.run import Comparison, Plan, _sittings, default_folder, open_runners
-from semspec_bench.runners.protocol import RunnerError
 from semspec_bench.summary import load_run
 from semspec_bench.tasks import load_task
 
@@ -113,9 +112,7 @@ def pair_that_forgets(tmp_path: Path) -> Path:
     return pair
 
 
-def test_what_the_pair_cannot_do_is_a_reason_not_a_failure(
-    tmp_path: Path, pair_that_forgets: Path
-) -> None:
+def test_unsupported_strategy_is_not_applicable(tmp_path: Path, pair_that_forgets: Path) -> None:
     carry_out(
         plan(("in-process/draft", "in-process/spec-reason"), limit=1, pair=pair_that_forgets),
         tmp_path,
@@ -125,27 +122,16 @@ def test_what_the_pair_cannot_do_is_a_reason_not_a_failure(
     assert "template" in run.not_applicable["in-process/spec-reason"]
 
 
-def test_baseline_that_the_pair_cannot_do_is_an_error(
-    tmp_path: Path, pair_that_forgets: Path
-) -> None:
-    with pytest.raises(RunnerError, match="is the baseline"):
-        carry_out(plan(("in-process/spec-reason",), limit=1, pair=pair_that_forgets), tmp_path)
-
-
 @pytest.mark.parametrize(
     ("change", "named"), [({"temperature": 0.0}, "temperature"), ({"seed": 5}, "seed")]
 )
-def test_folder_of_another_run_is_refused(
-    tmp_path: Path, change: dict[str, object], named: str
-) -> None:
+def test_other_folder_is_refused(tmp_path: Path, change: dict[str, object], named: str) -> None:
     run_module.claim(tmp_path, plan())
     with pytest.raises(InvalidRequest, match=named):
         carry_out(replace(plan(), **change), tmp_path)  # type: ignore[arg-type]
 
 
-def test_folder_of_other_code_is_refused_and_the_default_one_is_new(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folder_of_other_code_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_module.claim(tmp_path, plan())
     before = default_folder(plan())
     monkeypatch.setattr(run_module, "code_digest", lambda: "other")
@@ -182,9 +168,7 @@ def test_bad_input_is_one_line(
     assert said in line
 
 
-def test_local_file_of_mathematics_is_asked_and_graded(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_local_mathematics_is_graded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = tmp_path / "math.jsonl"
     rows = [
         {"problem": f"Tom has pens: {n}. How many pens?", "answer": str(n), "unique_id": f"t/{n}"}
@@ -206,48 +190,3 @@ def test_local_file_of_mathematics_is_asked_and_graded(
     assert [row.num_questions for row in load_run(folder).rows] == [2]
     assert (folder / "report" / "report.html").exists()
     assert "| in-process/target | " in capsys.readouterr().out
-
-
-def test_one_configuration_alone_has_answers_and_no_report(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = tmp_path / "run"
-    arguments = [
-        "--limit",
-        "2",
-        "--max-tokens",
-        "20",
-        "--strategy",
-        "in-process/draft",
-        "--output",
-        str(folder),
-    ]
-    main(["run", "--task", "demo", *arguments])
-    assert len(read_records(folder / "records.jsonl")) == 2 and not (folder / "report").exists()
-    assert "no report without the target" in capsys.readouterr().err
-
-
-def test_folder_that_cannot_be_written_ends_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(SystemExit) as end:
-        main(["run", "--task", "demo", "--limit", "1", "--output", str(tmp_path / "file" / "run")])
-    [line] = [
-        line for line in capsys.readouterr().err.splitlines() if line.startswith("semspec bench: ")
-    ]
-    assert end.value.code == 1 and str(tmp_path / "file") in line and "resume" in line
-
-
-def test_stack_that_does_not_start_ends_with_the_reason(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SEMSPEC_GATEWAY_DEFAULTS", '{"segmentation": "sentence"}')
-    with pytest.raises(SystemExit) as ended:
-        main(["run", "--task", "demo", "--limit", "1", "--output", str(tmp_path / "run")])
-    said = capsys.readouterr().err
-    assert (
-        ended.value.code == 1
-        and "set it, or use probes trained for sentence" in said
-        and "resume" in said
-    )

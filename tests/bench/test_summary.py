@@ -52,11 +52,9 @@ def test_row_counts_what_the_records_say() -> None:
         for i in range(4)
     ]
     baseline, row = summarise(records, ["target", "semantic"])
-    assert (baseline.speedup.value, baseline.difference.value, baseline.acceptance_rate) == (
-        1.0,
-        0.0,
-        None,
-    )
+    assert baseline.speedup.value == 1.0
+    assert baseline.difference.value == 0.0
+    assert baseline.acceptance_rate is None
     assert (row.pass_at_1.value, row.difference.value) == (0.75, -0.25)
     assert row.mcnemar_p == 1.0  # one question lost of one that differs proves nothing
     assert (row.speedup.value, row.speedup.error) == (4.0, 0.0)
@@ -112,15 +110,6 @@ def test_errors_agree_with_repetition() -> None:
         values = [getattr(row, name).value for row in rows]
         errors = [getattr(row, name).error for row in rows]
         assert np.mean(errors) == pytest.approx(np.std(values), rel=0.3)
-
-
-def test_peers_that_say_nothing_of_writers_have_no_target_ratio() -> None:
-    records = [
-        record("target", 1),
-        record("transformers/assisted", 1, num_target_tokens=None, stages_ms={}),
-    ]
-    row = summarise(records, ["target", "transformers/assisted"])[1]
-    assert (row.target_ratio, row.stages_ms) == (None, {})
 
 
 def test_records_that_compare_nothing_are_refused() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import datasets
 import pytest
-from datasets.exceptions import DatasetNotFoundError
 
 from semspec.errors import InvalidRequest
 from semspec.types import Message
@@ -102,9 +101,8 @@ def test_competition_records_need_no_solution(tmp_path: Path) -> None:
         ("7", "27"),
         ("8", "2.5"),
     ]
-    assert task.is_right(task.questions[0], "\\boxed{27}") and task.is_right(
-        task.questions[1], "\\boxed{5/2}"
-    )
+    assert task.is_right(task.questions[0], "\\boxed{27}")
+    assert task.is_right(task.questions[1], "\\boxed{5/2}")
 
 
 def test_equal_questions_get_distinct_ids_that_no_limit_changes(tmp_path: Path) -> None:
@@ -167,7 +165,7 @@ def test_what_no_task_can_ask_is_refused(tmp_path: Path) -> None:
     [
         (
             '{"problem": "a", "answer": "1"}\n{"Problem": "b", "answer": "1"}',
-            ":2 has no field problem or question; its",
+            ":2 has no field problem",
         ),
         ('{"problem": "a", "gold": "1"}', ":1 has no field answer; its fields are problem, gold"),
         ('{"problem": "a", "answer": ""}', ":1: field answer must be text or a number, not ''"),
@@ -208,34 +206,3 @@ def test_own_dataset_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
         ("Idavidrein/gpqa", "gpqa_diamond"),
         ("HuggingFaceH4/aime_2024", None),
     ]
-
-
-@pytest.mark.parametrize(
-    ("name", "error", "complaints"),
-    [
-        (
-            "amc23",
-            ConnectionError("Couldn't reach\n'math-ai/amc23'"),
-            ("HF_HUB_OFFLINE", "--data", "Couldn't reach '"),
-        ),
-        (
-            "gpqa-diamond",
-            DatasetNotFoundError("gated"),
-            ("huggingface.co/datasets/Idavidrein/gpqa", "JSON lines"),
-        ),
-        (
-            "math500",
-            RuntimeError("pyarrow broke"),
-            ("cannot load dataset HuggingFaceH4/MATH-500: pyarrow broke",),
-        ),
-    ],
-)
-def test_unreachable_dataset_is_refused_in_one_line_with_the_remedy(
-    monkeypatch: pytest.MonkeyPatch, name: str, error: Exception, complaints: Sequence[str]
-) -> None:
-    def load_dataset(*_: object) -> None:
-        raise error
-
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    message = refusal(name)
-    assert "\n" not in message and all(complaint in message for complaint in complaints)

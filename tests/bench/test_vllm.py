@@ -16,7 +16,7 @@ from semspec.stack.config import BUNDLED_PAIR
 from semspec.types import Message
 from semspec_bench.configuration import parse
 from semspec_bench.runners.protocol import Ask, NotApplicable, RunnerError
-from semspec_bench.runners.vllm import VllmServers, open_vllm, reason, write_tokenizer
+from semspec_bench.runners.vllm import VllmServers, open_vllm, write_tokenizer
 from semspec_demo.problems import make_problem
 from tests.helpers.processes import is_running, left_alive
 
@@ -49,9 +49,6 @@ class Handler(BaseHTTPRequestHandler):
 
 HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).serve_forever()
 """
-ENGINE_ERROR = (
-    "(Worker pid=7) ERROR 01-01 00:00:00 [x.py:1] RuntimeError: no kernel for head_dim=20"
-)
 
 BENCH = """
 import asyncio, sys
@@ -145,34 +142,8 @@ def test_written_tokenizer_reads_as_ours_where_the_checkpoint_itself_does_not(
     )
 
 
-@pytest.mark.parametrize(
-    ("log", "expected"),
-    [
-        (
-            f"INFO starting\n{ENGINE_ERROR}\nEngineDeadError: see above\n",
-            "RuntimeError: no kernel for head_dim=20",
-        ),
-        (
-            "ERROR [a.py:1] Error parsing config for x: Unrecognized\n"
-            "pydantic_core.ValidationError: 1 validation error for SpeculativeConfig\n"
-            "  Value error, Target and draft must match. [type=value_error, input_value={}]\n    For further",
-            "Target and draft must match.",
-        ),
-        (
-            "usage: vllm\nvllm: error: unrecognized arguments: --x\n\n",
-            "vllm: error: unrecognized arguments: --x",
-        ),
-        ("", "its log is empty"),
-    ],
-)
-def test_reason_is_the_first_error_of_a_log_or_its_last_words(log: str, expected: str) -> None:
-    assert reason(log) == expected
-
-
 @pytest.mark.parametrize("has_gpu", [False, True])
-async def test_vllm_gets_the_same_request_and_a_seed_only_on_a_gpu(
-    tmp_path: Path, has_gpu: bool
-) -> None:
+async def test_request_has_seed_only_on_a_gpu(tmp_path: Path, has_gpu: bool) -> None:
     ask = asked("vllm/target", temperature=0.6)
     async with open_vllm(BUNDLED_PAIR, stand_in(tmp_path, has_gpu=has_gpu)) as runner:
         outcome = await runner.ask(ask)
@@ -183,17 +154,13 @@ async def test_vllm_gets_the_same_request_and_a_seed_only_on_a_gpu(
         "top_p": 0.95,
         "max_tokens": 50,
     } | ({"seed": 7} if has_gpu else {})
-    assert (outcome.finish_reason, outcome.num_prompt_tokens, outcome.num_tokens) == (
-        "length",
-        5,
-        1,
-    )
+    assert outcome.finish_reason == "length"
+    assert outcome.num_prompt_tokens == 5
+    assert outcome.num_tokens == 1
     assert outcome.latency_s > 0
 
 
-async def test_a_label_has_one_server_which_ends_with_the_runner_and_what_it_started(
-    tmp_path: Path,
-) -> None:
+async def test_label_has_one_server_which_ends_with_the_runner(tmp_path: Path) -> None:
     async with open_vllm(BUNDLED_PAIR, stand_in(tmp_path)) as runner:
         assert runner.processes() == {}
         assert (await runner.ask(asked("vllm/target"))).num_tokens == 1
@@ -210,9 +177,7 @@ async def test_a_label_has_one_server_which_ends_with_the_runner_and_what_it_sta
     assert left_alive(list(processes.values())) == []
 
 
-def test_servers_end_when_the_bench_is_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_servers_end_with_killed_bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     command = [sys.executable, "-c", BENCH, str(stand_in(tmp_path))]
     with subprocess.Popen(
@@ -233,20 +198,8 @@ REFUSES = 'self.answer(400, {"error": {"message": "too long"}}); return'
 @pytest.mark.parametrize(
     ("label", "at_start", "at_question", "words", "is_not_applicable"),
     [
-        (
-            "vllm/target",
-            DIES,
-            "pass",
-            "vllm/target ended at its start: ValueError: no such quant",
-            False,
-        ),
-        (
-            "vllm/draft_model",
-            DIES,
-            "pass",
-            "vllm/draft_model ended at its start: ValueError: no such",
-            True,
-        ),
+        ("vllm/target", DIES, "pass", "vllm/target ended at its start: ValueError", False),
+        ("vllm/draft_model", DIES, "pass", "vllm/draft_model ended at its start", True),
         ("vllm/target", LOADS, "pass", "vllm/target was not ready within 0.5 s: capturing", False),
         ("vllm/target", "", REFUSES, "vllm/target refuses the question: too long", False),
     ],
@@ -267,29 +220,3 @@ async def test_failure_of_a_server_is_reported_with_its_last_words(
         with pytest.raises(RunnerError, match=words) as caught:
             await runner.ask(asked(label))
     assert isinstance(caught.value, NotApplicable) is is_not_applicable
-
-
-@pytest.mark.parametrize("num_good", [0, 1])
-async def test_method_that_fails_at_its_first_question_is_not_applicable(
-    tmp_path: Path, num_good: int
-) -> None:
-    fail = f"if num_asked > {num_good}: print({ENGINE_ERROR!r}, flush=True); self.answer(500, {{}}); return"
-    async with open_vllm(BUNDLED_PAIR, stand_in(tmp_path, at_question=fail)) as runner:
-        for _ in range(num_good):
-            await runner.ask(asked("vllm/ngram"))
-        with pytest.raises(
-            RunnerError, match="vllm/ngram answers 500: RuntimeError: no kernel for head_dim=20"
-        ) as caught:
-            await runner.ask(asked("vllm/ngram"))
-    assert isinstance(caught.value, NotApplicable) == (num_good == 0)
-
-
-async def test_missing_pair_or_vllm_is_refused_with_a_remedy(tmp_path: Path) -> None:
-    for pair, python, words in (
-        (BUNDLED_PAIR, tmp_path / "nowhere", "cannot run.*--vllm"),
-        (BUNDLED_PAIR, Path(sys.executable), "has no vLLM.*--vllm"),
-        (tmp_path / "pair", stand_in(tmp_path), "give another --pair"),
-    ):
-        with pytest.raises(RunnerError, match=words):
-            async with open_vllm(pair, python):
-                pass

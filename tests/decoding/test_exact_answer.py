@@ -1,32 +1,22 @@
 """Exact answers behind reasoning by segments: nothing of the answer is the draft's."""
 
-from collections.abc import AsyncIterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
-from semspec.decoding import Backends, Generation, Options, decode
-from semspec.decoding.backends import WithoutProbes
-from semspec.engine.torch_engine import TorchEngine
+from semspec.decoding import Generation
 from semspec.errors import Unavailable
 from semspec.reasoning import FORMS, HARMONY, THINK, answer_start
-from semspec.stack import BUNDLED_PAIR
 from semspec.types import (
     Acceptance,
     Context,
     FinishReason,
     GenerationParams,
     Piece,
-    SamplingParams,
     Segment,
-    Segmentation,
-    SegmentRecord,
     TokenLogprob,
     Writer,
 )
-from semspec_bench.tasks import load_task
 from tests.decoding.support import (
     ConstantVerifier,
     Players,
@@ -42,7 +32,6 @@ from tests.decoding.support import (
 )
 from tests.helpers import variants
 from tests.helpers.fakes import TOKENIZER, FakeModel, num_written
-from tests.helpers.variants import STRATEGIES
 
 LOSSY: list[tuple[str, dict[str, Any]]] = [
     ("semantic", {}),
@@ -124,9 +113,7 @@ REFUSING: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("strategy", "options"), REFUSING)
-async def test_segment_that_the_target_rewrote_is_not_cut(
-    strategy: str, options: dict[str, Any]
-) -> None:
+async def test_rewritten_segment_is_not_cut(strategy: str, options: dict[str, Any]) -> None:
     own = await strict(strategy=strategy, **options)
     events = await run(own, reasoning(target_probability=0.0))
     assert segments(events) == segments(await run(variants.alone(own), reasoning()))
@@ -155,9 +142,8 @@ async def test_reasoning_that_the_model_opens_itself_is_by_segments() -> None:
         FakeModel(Writer.DRAFT), Opening(Writer.TARGET, "</think>"), reasoning().verifier
     )
     kept = segments(await run(await strict("", max_tokens=200), fakes))
-    assert kept[0].writer is Writer.TARGET and kept[1].writer is Writer.DRAFT, (
-        "the target opened it"
-    )
+    assert kept[0].writer is Writer.TARGET
+    assert kept[1].writer is Writer.DRAFT, "the target opened it"
 
 
 async def test_end_of_sequence_that_the_draft_wrote_behind_the_mark_is_not_kept() -> None:
@@ -200,9 +186,8 @@ async def test_target_goes_on_alone_when_the_draft_is_lost(num_before: int) -> N
     own = resumed(own, segments(await run(own, reasoning()))[:num_before])
     fakes.drafter.errors += [Unavailable("gone")] * 9
     found = records(await run(own, fakes))
-    assert found and all(
-        record.fallback and record.segment.writer is Writer.TARGET for record in found
-    )
+    assert found
+    assert all(record.fallback and record.segment.writer is Writer.TARGET for record in found)
 
 
 @pytest.mark.parametrize(
@@ -226,49 +211,3 @@ async def test_target_goes_on_alone_when_the_draft_is_lost(num_before: int) -> N
 )
 def test_answer_begins_behind_the_closing_mark(prompt: str, text: str, start: int | None) -> None:
     assert answer_start(prompt, text) == start
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def bundled() -> AsyncIterator[Backends]:
-    draft = TorchEngine.load(str(BUNDLED_PAIR / "draft"), writer=Writer.DRAFT)
-    target = TorchEngine.load(str(BUNDLED_PAIR / "target"), writer=Writer.TARGET)
-    yield Backends(draft, target, WithoutProbes())
-    await draft.aclose()
-    await target.aclose()
-
-
-@pytest.mark.slow
-@pytest.mark.asyncio(loop_scope="module")
-@pytest.mark.parametrize("segmentation", Segmentation)
-@pytest.mark.parametrize(
-    ("answer_strategy", "temperature"), [("target", 0.9), ("target", 0.0), ("token-level", 0.0)]
-)
-async def test_answer_of_the_bundled_pair_is_the_target_s_own(
-    bundled: Backends, answer_strategy: Any, temperature: float, segmentation: Segmentation
-) -> None:
-    """Reasoning all by the draft, so that an answer by it would often differ: see the last assertion."""
-    num_cut = num_other = 0
-    for number, question in enumerate(load_task("demo-tune").questions[100:106]):
-        own = Generation(
-            Context((await bundled.target.encode(question.messages),)),
-            SamplingParams(temperature, 1.0, 0, number),
-            strategy=STRATEGIES["draft"](Options()),
-            answer_strategy=STRATEGIES[answer_strategy](Options()),
-            segmentation=segmentation,
-        )
-        kept = await _kept(own, bundled)
-        cut = next(index for index, segment in enumerate(kept) if "</think>" in segment.text) + 1
-        alone = variants.alone(resumed(own, kept[:cut]))
-        assert kept[cut - 1].text.endswith("</think>") and kept[cut:] == await _kept(alone, bundled)
-        lossy = await _kept(replace(own, answer_strategy=None), bundled)
-        assert lossy[: cut - 1] == kept[: cut - 1]
-        num_cut += lossy[cut - 1].text != kept[cut - 1].text
-        num_other += "".join(segment.text for segment in lossy) != "".join(
-            segment.text for segment in kept
-        )
-    assert num_cut == 6 and (num_other or temperature == 0)
-
-
-async def _kept(own: Generation, backends: Backends) -> list[Segment]:
-    events = [event async for event in decode(own, backends)]
-    return [event.segment for event in events if isinstance(event, SegmentRecord)]

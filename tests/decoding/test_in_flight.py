@@ -9,7 +9,7 @@ import pytest
 
 from semspec.decoding import decode
 from semspec.errors import Unavailable
-from semspec.types import Drafted, Event, Segment, SegmentRecord, SegmentScore, Writer
+from semspec.types import Drafted, Segment, SegmentRecord, SegmentScore, Writer
 from tests.decoding.support import (
     BY_PROBES,
     CUES,
@@ -82,18 +82,5 @@ async def test_draft_shown_before_a_loss_is_void() -> None:
     fakes.verifier.errors.append(Unavailable("gone"))
     events = await run(await generation(show_drafts=True), fakes)
     assert isinstance(events[0], Drafted) and len(shown(events)) == 1
-    assert [r.index for r in records(events)] == list(range(6)) and all(
-        r.fallback for r in records(events)
-    )
-
-
-async def test_time_spent_looking_at_drafts_is_nobodys_wait() -> None:
-    events: list[Event] = []
-    fakes = players(num_segments=1)
-    async for event in decode(await generation(show_drafts=True), fakes.backends):
-        events.append(event)
-        await asyncio.sleep(0.3 * isinstance(event, Drafted))
-    [record] = records(events)
-    assert (
-        shown(events) and record.times.draft_ms + record.times.read_ms + record.times.write_ms < 250
-    )
+    assert [r.index for r in records(events)] == list(range(6))
+    assert all(r.fallback for r in records(events))

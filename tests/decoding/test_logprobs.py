@@ -2,7 +2,6 @@
 
 import pytest
 
-from semspec.errors import Unavailable
 from semspec.types import GenerationParams, Segment, SegmentRecord, TokenLogprob, Writer
 from semspec_bench.spec_thinking import RECAP
 from tests.decoding.support import CUES, HELPED, Players, generation, records, run
@@ -52,14 +51,6 @@ async def test_logprobs_are_those_of_the_kept_segments_writer(strategy: str, gam
         assert {record.segment.writer for record in kept} == {Writer.DRAFT, Writer.TARGET}
 
 
-@pytest.mark.parametrize("strategy", ["semantic", "semantic+token-level", "spec-reason", "target"])
-async def test_logprobs_are_not_told_unasked(strategy: str) -> None:
-    fakes = telling()
-    assert {
-        record.logprobs for record in records(await run(await generation(strategy=strategy), fakes))
-    } == {None}
-
-
 async def test_tokens_the_target_verified_have_none() -> None:
     params = await generation(strategy="semantic+token-level", num_logprobs=0)
     kept = records(await run(params, telling()))
@@ -89,12 +80,3 @@ async def test_injected_sentence_has_none_and_the_thrown_away_look_is_not_asked_
         if record.segment.token_ids:
             assert_told(record)
     assert isinstance(fakes.drafter, Telling) and set(fakes.drafter.asked) == {None, 0}
-
-
-async def test_target_alone_after_a_loss_tells_its_own() -> None:
-    fakes = telling()
-    fakes.drafter.errors.append(Unavailable("gone"))
-    kept = records(await run(await generation(num_logprobs=0), fakes))
-    assert all(record.fallback for record in kept)
-    for record in kept:
-        assert_told(record)

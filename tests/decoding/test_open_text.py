@@ -46,9 +46,8 @@ def assert_shown_first(events: Sequence[Event]) -> int:
     shown, num_texts = "", 0
     for event in events:
         if isinstance(event, OpenText):
-            assert event.text and event.start == len(shown), (
-                "each once, from the beginning of its segment on"
-            )
+            assert event.text
+            assert event.start == len(shown), "each once, from the beginning of its segment on"
             shown, num_texts = shown + event.text, num_texts + 1
         elif isinstance(event, SegmentRecord):
             assert event.segment.text.startswith(shown)
@@ -106,9 +105,7 @@ async def test_target_completes_a_shown_segment_when_the_draft_goes_away(num_bef
 
 @pytest.mark.parametrize("strategy", ["token-level", "retrieval"])
 @pytest.mark.parametrize("agreement", [0.5, 0.9])
-async def test_generation_that_is_resumed_after_open_tokens_equals_the_undisturbed_one(
-    strategy: str, agreement: float
-) -> None:
+async def test_resumed_after_open_tokens(strategy: str, agreement: float) -> None:
     def fakes() -> Players:
         return players(num_segments=30, remarks=CUES, agreement=agreement)
 
@@ -124,9 +121,7 @@ async def test_generation_that_is_resumed_after_open_tokens_equals_the_undisturb
 
 
 @pytest.mark.parametrize("strategy", VARIANTS)
-async def test_stop_ends_every_strategy_between_engines_and_over_the_wire(
-    strategy: str, checkpoints: dict[str, Path], tmp_path: Path
-) -> None:
+async def test_stop_ends_all(strategy: str, checkpoints: dict[str, Path], tmp_path: Path) -> None:
     async with (
         engines(checkpoints, tmp_path) as (draft, target, verifier),
         behind_sockets(draft, target, verifier) as served,
@@ -140,11 +135,9 @@ async def test_stop_ends_every_strategy_between_engines_and_over_the_wire(
         stop = text[8:13]
         cut = await trace(replace(own, stops=(stop,)), served)
         cut_text = "".join(record.segment.text for record in cut)
-        assert (
-            cut[-1].segment.end is SegmentEnd.STOP
-            and stop in cut_text
-            and cut_text.count(stop) == 1
-        )
+        assert cut[-1].segment.end is SegmentEnd.STOP
+        assert stop in cut_text
+        assert cut_text.count(stop) == 1
         num_tokens, num_whole = (
             sum(len(one.segment.token_ids) for one in some) for some in (cut, whole)
         )
@@ -160,9 +153,7 @@ async def _asked(target: Engine, strategy: str) -> Generation:
 
 
 @pytest.mark.parametrize("strategy", ["target", "semantic", "token-level"])
-async def test_text_over_the_wire_is_that_of_the_engine(
-    strategy: str, checkpoints: dict[str, Path], tmp_path: Path
-) -> None:
+async def test_text_over_grpc(strategy: str, checkpoints: dict[str, Path], tmp_path: Path) -> None:
     async with (
         engines(checkpoints, tmp_path) as (draft, target, verifier),
         behind_sockets(draft, target, verifier) as served,

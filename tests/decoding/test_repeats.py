@@ -64,9 +64,7 @@ def looping(drafted: Sequence[str], written: Sequence[str] = ()) -> Players:
 
 @pytest.mark.parametrize("drafted", [LOOP, CYCLE, ("---",)], ids=["loop", "cycle", "short"])
 @pytest.mark.parametrize(("strategy", "options"), LOSSY)
-async def test_looping_draft_is_rewritten_before_a_text_stands_three_times(
-    strategy: str, options: dict[str, Any], drafted: Sequence[str]
-) -> None:
+async def test_loop_is_cut(strategy: str, options: dict[str, Any], drafted: Sequence[str]) -> None:
     own = await generation(strategy=strategy, max_tokens=4000, **options)
     found = records(await run(own, looping(drafted)))
     most = 2 if drafted == ("---",) else 1
@@ -89,9 +87,7 @@ async def test_guard_that_is_off_leaves_the_loop(strategy: str, options: dict[st
 
 
 @pytest.mark.parametrize(("strategy", "options"), LOSSY)
-async def test_target_that_repeats_itself_keeps_its_text(
-    strategy: str, options: dict[str, Any]
-) -> None:
+async def test_repeating_target_keeps_its_text(strategy: str, options: dict[str, Any]) -> None:
     own = await generation(strategy=strategy, max_tokens=4000, **options)
     events = await run(own, looping(LOOP, LOOP))
     assert texts(events).split("\n\n") == [*LOOP] * 12
@@ -102,9 +98,8 @@ async def test_target_that_repeats_itself_keeps_its_text(
 async def test_strategies_that_judge_no_segment_are_not_guarded(strategy: str) -> None:
     own = await generation(strategy=strategy, max_tokens=4000)
     found = records(await run(own, looping(LOOP, LOOP)))
-    assert len(found) == 12 and all(
-        record.accepted is None and record.repeats is None for record in found
-    )
+    assert len(found) == 12
+    assert all(record.accepted is None and record.repeats is None for record in found)
 
 
 @pytest.mark.parametrize("strategy", ["semantic", "likelihood", "spec-reason"])

@@ -4,7 +4,6 @@ import pytest
 from scipy.stats import binomtest
 
 from semspec.decoding.semantic import accepts
-from semspec.errors import Unavailable
 from semspec.types import Acceptance, Judgement, SamplingParams, Writer
 from tests.decoding.support import (
     BY_PROBES,
@@ -16,7 +15,6 @@ from tests.decoding.support import (
     players,
     records,
     run,
-    segments,
 )
 from tests.helpers.variants import changed
 
@@ -45,13 +43,6 @@ async def test_draft_ahead_changes_nothing_but_time(strategy: str, options: dict
     assert outcome(ahead) == outcome(in_turn) and num_running() == 0
     if "gamma" in options:  # of many alternatives one is nearly always accepted
         assert {r.accepted for r in records(ahead)} == {True, False}
-
-
-async def test_gamma_reads_several_segments_in_one_call_and_stops_at_the_first_rejection() -> None:
-    fakes = players(NONE)
-    events = await run(await generation(gamma=3, draft_ahead=False), fakes)
-    assert all(segment.writer is Writer.TARGET for segment in segments(events))
-    assert fakes.target.num_read > len(segments(events))
 
 
 async def test_other_probes_judge_otherwise() -> None:
@@ -95,27 +86,15 @@ async def test_refused_draft_is_not_proposed_again() -> None:
     events = await run(own, fakes)
     for record in records(events):
         assert record.rejected is not None
-        assert (
-            record.num_accepted_tokens >= len("draft says ")
-            and record.segment.text != record.rejected.text
-        )
-
-
-@pytest.mark.slow
-async def test_wire_is_never_negative_nor_counted_for_work_ahead() -> None:
-    fakes = players(ALL)
-    fakes.drafter.delay_s = 0.01
-    for times in (record.times for record in records(await run(await generation(), fakes))[1:]):
-        assert times.draft_ms > 5 and 0 <= times.wire_ms <= times.read_ms + times.judge_ms + 1e-9
+        assert record.num_accepted_tokens >= len("draft says ")
+        assert record.segment.text != record.rejected.text
 
 
 @pytest.mark.parametrize(
     ("ratio", "num_candidates"),
     [(0.1, 1), (0.35, 1), (0.4, 1), (0.4, 2), (0.4, 3), (0.8, 1), (1.0, 1), (1.7, 1)],
 )
-async def test_sampled_acceptance_has_probability_min_1_ratio_for_each_alternative(
-    ratio: float, num_candidates: int
-) -> None:
+async def test_sampled_acceptance_has_probability_ratio(ratio: float, num_candidates: int) -> None:
     """By a binomial test at fixed seeds, 0.1% level: each alternative has a draw of its own."""
     num_accepted = total = 0
     for seed in range(60):
@@ -167,11 +146,3 @@ async def test_greedy_drafts_have_no_alternatives() -> None:
     own = await generation(sampling=SamplingParams(0.0), num_candidates=3, draft_ahead=False)
     num_segments = len(records(await run(own, fakes)))
     assert fakes.target.num_read == fakes.verifier.num_judged == num_segments
-
-
-async def test_lost_alternative_lets_the_target_finish_alone() -> None:
-    fakes = players(num_segments=12)
-    fakes.drafter.errors.append(Unavailable("gone"))
-    events = await run(await generation(num_candidates=3), fakes)
-    assert {record.fallback for record in records(events)} == {"the draft does not answer"}
-    assert num_running() == 0

@@ -108,26 +108,11 @@ async def test_moves_follow_the_cue_words() -> None:
     assert all(r.accepted is None and r.rejected is None for r in played)
 
 
-async def test_probe_and_draft_have_streams_of_their_own() -> None:
-    """As the authors draw anew where the draft leads on."""
-    _, drafter, _ = await play(["One.\n\n", "The next one is two.", "Two." + EOS], [])
-    lead, probe, again = (params.sampling.seed for params in drafter.orders)
-    assert lead == again != probe
-    assert drafter.orders[0].max_segment_tokens == 1024 and drafter.orders[0].max_segments == 1
-
-
-async def test_paragraph_without_a_boundary_triggers_nothing() -> None:
-    played, _, _ = await play(["a" * 1024, "b" + EOS], [])
-    assert [r.segment.text[:1] for r in played] == ["a", "b"]
-
-
 @pytest.mark.parametrize(
     ("num_recaps", "num_doubts", "num_tokens"),
     [(0, 15, 125), (1, 20, 150), (2, 25, 175), (3, 30, 200), (4, 30, 200), (5, 30, 200)],
 )
-async def test_target_recapitulates_after_so_many_doubts(
-    num_recaps: int, num_doubts: int, num_tokens: int
-) -> None:
+async def test_recap_after_doubts(num_recaps: int, num_doubts: int, num_tokens: int) -> None:
     earlier = [piece for _ in range(num_recaps) for piece in (paragraph(), RECAP, turn("r" * 200))]
     doubts = [piece for _ in range(num_doubts) for piece in (paragraph(), turn())]
     kept = [*earlier, *doubts, paragraph()]
@@ -139,13 +124,6 @@ async def test_target_recapitulates_after_so_many_doubts(
     assert [params.max_tokens for params in target.orders] == [num_tokens]
     one_less = [*earlier, *doubts[2:], paragraph()]
     played, _, _ = await play(["Nothing more to say.", " End." + EOS], [], one_less)
-    assert [r.segment.text for r in played] == [" End."]
-
-
-async def test_doubts_count_afresh_after_a_recap() -> None:
-    doubts = [piece for _ in range(14) for piece in (paragraph(), turn())]
-    kept = [*doubts, paragraph(), RECAP, turn("r" * 125), *doubts, paragraph()]
-    played, _, _ = await play(["Nothing more to say.", " End." + EOS], [], kept)
     assert [r.segment.text for r in played] == [" End."]
 
 
@@ -173,31 +151,7 @@ async def test_turn_broken_off_is_finished(kept: list[Segment], num_tokens: int)
     assert [params.max_tokens for params in target.orders] == [num_tokens]
 
 
-async def test_eos_of_the_target_ends_the_generation() -> None:
-    played, _, _ = await play(["One.\n\n", "Wait, is it not two?"], ["No." + EOS])
-    assert [r.segment.text for r in played] == ["One.\n\n", "No."]
-
-
-async def test_turn_is_cut_to_the_budget() -> None:
-    played, _, target = await play(["One.\n\n", "Wait, is it not two?"], [DOUBT], max_tokens=13)
-    assert [params.max_tokens for params in target.orders] == [7] and played[
-        -1
-    ].segment.text == DOUBT[:7]
-
-
-async def test_probes_are_timed_as_drafting() -> None:
-    fakes = players(delay_s=0.004, remarks=("wait, ",))
-    events = records(await run(await generation(strategy="spec-thinking"), fakes))
-    turns = [r for r in events if r.segment.writer is Writer.TARGET and r.times.draft_ms]
-    assert turns
-    for times in (r.times for r in turns):
-        assert times.draft_ms > 3 and times.write_ms > 3 and times.read_ms == times.judge_ms == 0
-        assert times.wire_ms == pytest.approx(times.draft_ms + times.write_ms - 2)
-
-
-async def test_resumed_at_any_segment_with_recaps_equals_undisturbed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_resumed_with_recaps_equals_undisturbed(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"NUM_CUE_TOKENS": 30, "RECAP_TOKENS": (60, 85), "DOUBTS": (2, 3)}.items():
         monkeypatch.setattr(spec_thinking, name, value)
     first = await generation(strategy="spec-thinking")

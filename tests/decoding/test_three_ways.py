@@ -109,9 +109,7 @@ async def test_greedy_rejecting_loop_equals_the_target_alone(players: Players) -
     assert [r.segment for r in await trace(greedy, backends)] == [r.segment for r in alone]
 
 
-async def test_full_window_ends_every_strategy_by_length(
-    checkpoints: dict[str, Path], tmp_path: Path
-) -> None:
+async def test_full_window_ends_by_length(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     """Also those that have the target read or answer more than it writes."""
     async with engines(checkpoints, tmp_path, window=70) as players:
         backends = await in_process(players)

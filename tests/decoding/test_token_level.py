@@ -21,7 +21,6 @@ from tests.decoding.support import (
     generation,
     players,
     records,
-    resumed,
     run,
     segments,
     texts,
@@ -60,22 +59,6 @@ async def test_all_accepted_is_what_the_draft_proposed() -> None:
     assert set(fakes.drafter.proposed) == {16}
 
 
-@pytest.mark.parametrize("agreement", [0.0, 0.4, 0.9, 1.0])
-@pytest.mark.parametrize("num_tokens", [1, 3, 16])
-async def test_counts_add_up(agreement: float, num_tokens: int) -> None:
-    fakes = players(agreement=agreement)
-    generated = await run(
-        await generation(strategy="token-level", num_speculative_tokens=num_tokens), fakes
-    )
-    rounds, tokens = len(fakes.drafter.proposed), len(texts(generated))
-    accepted = sum(r.num_accepted_tokens for r in records(generated))
-    proposed = sum(r.num_proposed_tokens for r in records(generated))
-    assert accepted <= proposed <= sum(fakes.drafter.proposed)
-    assert tokens - rounds <= accepted <= tokens, (
-        "a round adds at most one token of the target's own"
-    )
-
-
 @pytest.mark.parametrize(("max_tokens", "proposed"), [(12, [4, 4, 1]), (11, [4, 4])])
 async def test_nothing_is_proposed_beyond_the_budget(max_tokens: int, proposed: list[int]) -> None:
     """The last token of the budget is the target's own."""
@@ -88,9 +71,7 @@ async def test_nothing_is_proposed_beyond_the_budget(max_tokens: int, proposed: 
     assert len(texts(events)) == max_tokens and events[-1] == Finished(FinishReason.LENGTH)
 
 
-async def test_open_tokens_go_with_each_call_and_budgets_count_from_the_last_whole_segment() -> (
-    None
-):
+async def test_open_tokens_and_budget_of_each_call() -> None:
     target = Attentive()
     events = await run(
         await generation(strategy="token-level", max_tokens=40), replace(players(), target=target)
@@ -129,10 +110,3 @@ async def test_target_that_verifies_without_an_end_is_broken(strategy: str, num_
     async with asyncio.timeout(60):
         with pytest.raises(InternalError, match="the target verified"):
             await run(await generation(strategy=strategy), fakes)
-
-
-async def test_resumed_generation_goes_on_where_the_kept_segments_end() -> None:
-    first = await generation(strategy="token-level")
-    kept = segments(await run(first, players()))[:2]
-    rest = records(await run(resumed(first, kept), players()))
-    assert [r.index for r in rest] == [2, 3, 4, 5]

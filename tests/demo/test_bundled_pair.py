@@ -83,10 +83,6 @@ async def test_target_answers_and_the_loop_accepts_and_rewrites(runner: InProces
     assert verdicts["accepted"] > verdicts["rewritten"] > 0
 
 
-def test_documents_show_questions_of_two_styles() -> None:
-    assert len({question[:7] for question in questions()}) == 2
-
-
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("question", questions())
 async def test_question_is_answered_rightly(runner: InProcessRunner, question: str) -> None:

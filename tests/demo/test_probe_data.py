@@ -29,11 +29,9 @@ def test_right_steps_are_right_and_wordings_of_one_step_are_one_cluster() -> Non
                 "", document.problem.question, said, (text + DELIMITER, text, other.segments[0])
             )
             assert ParserEquivalence().clusters([group])[0][:2] == [0, 0]
-            whole, found, begun = (
-                is_right(str(seed), said, text + DELIMITER),
-                list[bool | None](),
-                said.rstrip("\n"),
-            )
+            whole = is_right(str(seed), said, text + DELIMITER)
+            found = list[bool | None]()
+            begun = said.rstrip("\n")
             for sentence in cut(DELIMITER * bool(said) + text, Segmentation.SENTENCE):
                 found.append(is_right(str(seed), begun, sentence))
                 same = Alternatives(
@@ -52,9 +50,3 @@ def test_right_steps_are_right_and_wordings_of_one_step_are_one_cluster() -> Non
     assert (
         sum(n for (_, whole), n in seen.items() if whole) > 0.8 * seen.total()
     )  # some are slips of the author
-
-
-def test_steps_about_another_question_have_no_known_meaning() -> None:
-    assert ParserEquivalence().clusters(
-        [Alternatives("", "Who has it?", "", ("So it is.", "So."))]
-    ) == [[None, None]]

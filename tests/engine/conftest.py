@@ -1,5 +1,6 @@
 """Engines over the tiny checkpoints."""
 
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,12 @@ from tests.engine.support import Load
 @pytest.fixture(params=["qwen2", "llama"])
 def checkpoint(request: pytest.FixtureRequest, checkpoints: dict[str, Path]) -> Path:
     return checkpoints[request.param]
+
+
+@pytest.fixture
+def folder(checkpoints: dict[str, Path], tmp_path: Path) -> Path:
+    """Return a Llama checkpoint that a test may change."""
+    return Path(shutil.copytree(checkpoints["llama"], tmp_path / "model"))
 
 
 @pytest.fixture

@@ -115,11 +115,7 @@ def own_stream(seed: int) -> int:
 
 
 async def speculated(
-    drafter: TorchEngine,
-    target: TorchEngine,
-    context: Context,
-    what: GenerationParams,
-    gamma: int,
+    drafter: TorchEngine, target: TorchEngine, context: Context, what: GenerationParams, gamma: int
 ) -> tuple[list[Segment], int]:
     """Segments written in rounds of drafting and verifying until `what` is fulfilled; how many tokens were accepted."""
     segments: list[Segment] = []

@@ -1,8 +1,6 @@
 """Checkpoints that the engines run or refuse, by their configuration alone, and the windows of their contexts."""
 
 import json
-import shutil
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +13,9 @@ from transformers import (
     Gemma4Config,
     Gemma4ForConditionalGeneration,
     JambaConfig,
-    Lfm3Config,
     LlamaConfig,
     LlavaConfig,
     Mamba2Config,
-    MiniMaxConfig,
     PretrainedConfig,
     Qwen2VLConfig,
     Qwen3NextConfig,
@@ -42,26 +38,8 @@ from tests.helpers.rpc import settings as service_settings
 from tests.helpers.words import build_tokenizer
 
 QUANTISED: dict[str, dict[str, object]] = {
-    "gptq": {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True},
-    "awq": {
-        "quant_method": "awq",
-        "bits": 4,
-        "group_size": 128,
-        "zero_point": True,
-        "version": "gemm",
-    },
-    "fp8": {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
-    "bitsandbytes": {
-        "quant_method": "bitsandbytes",
-        "load_in_4bit": True,
-        "bnb_4bit_quant_type": "nf4",
-    },
+    "gptq": {"quant_method": "gptq", "bits": 4, "group_size": 128},
     "mxfp4": {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]},
-    "compressed-tensors": {
-        "quant_method": "compressed-tensors",
-        "format": "pack-quantized",
-        "config_groups": {},
-    },
     "by an unknown method": {"load_in_8bit": True},
 }
 TEXT = {
@@ -72,27 +50,16 @@ TEXT = {
     "head_dim": 8,
 }
 VISION = {**SIZES, "image_size": 28, "patch_size": 14}
-WITHOUT_TIMM = pytest.mark.skipif(
-    find_spec("timm") is not None, reason="the vision tower of Gemma 3n needs timm"
-)
 STATEFUL: dict[str, type[PretrainedConfig]] = {
     "Qwen3NextForCausalLM": Qwen3NextConfig,
     "JambaForCausalLM": JambaConfig,
     "Mamba2ForCausalLM": Mamba2Config,
-    "MiniMaxForCausalLM": MiniMaxConfig,
-    "Lfm3ForCausalLM": Lfm3Config,
 }
 
 
-@pytest.fixture
-def folder(checkpoints: dict[str, Path], tmp_path: Path) -> Path:
-    """Return a checkpoint that a test may change."""
-    return Path(shutil.copytree(checkpoints["llama"], tmp_path / "model"))
-
-
-async def refusals(folder: Path, engine: str = "auto") -> set[str]:
+async def refusals(folder: Path) -> set[str]:
     """Return the line with which the service ends, and that of `semspec doctor`; equal lines count once."""
-    settings = TargetSettings(model=str(folder), engine=engine, device="cpu", port=0)
+    settings = TargetSettings(model=str(folder), device="cpu", port=0)
     server = ServiceServer(TargetServicer(lambda: load_target(settings)), service_settings())
     with pytest.raises(Mismatch) as at_start:
         await server.load()
@@ -103,13 +70,10 @@ async def refusals(folder: Path, engine: str = "auto") -> set[str]:
     return lines
 
 
-@pytest.mark.parametrize("engine", ["auto", "transformers", "fast"])
 @pytest.mark.parametrize("method", QUANTISED)
-async def test_quantised_checkpoint_is_refused_with_what_runs_it(
-    folder: Path, method: str, engine: str
-) -> None:
+async def test_quantised_checkpoint_is_refused_with_what_runs_it(folder: Path, method: str) -> None:
     edit_json(folder / "config.json", quantization_config=QUANTISED[method])
-    [line] = await refusals(folder, engine)
+    [line] = await refusals(folder)
     assert f"its weights are quantised ({method})" in line
     assert line.endswith("; set the engine to vllm on a GPU, or give the unquantised checkpoint")
 
@@ -119,10 +83,8 @@ async def test_checkpoint_with_a_recurrent_state_is_refused(folder: Path, name: 
     config = STATEFUL[name](architectures=[name]).to_dict()
     (folder / "config.json").write_text(json.dumps(config))
     [line] = await refusals(folder)
-    assert (
-        f"{name} keeps a state that cannot be rolled back" in line
-        and "; give a model whose layers are all" in line
-    )
+    assert f"{name} keeps a state that cannot be rolled back" in line
+    assert "; give a model whose layers are all" in line
 
 
 @pytest.mark.parametrize(
@@ -138,31 +100,16 @@ async def test_checkpoint_with_a_recurrent_state_is_refused(folder: Path, name: 
         ),
     ],
 )
-async def test_multimodal_checkpoint_without_a_causal_model_is_refused(
-    folder: Path, config: PretrainedConfig, name: str
-) -> None:
+async def test_no_causal_model_refused(folder: Path, config: PretrainedConfig, name: str) -> None:
     (folder / "config.json").write_text(json.dumps(config.to_dict()))
     [line] = await refusals(folder)
     assert f"transformers has no causal language model for {name}; give " in line
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        pytest.param(
-            {"model_type": "gemma3n"},
-            "; install what is missing, or give a checkpoint",
-            marks=WITHOUT_TIMM,
-        ),
-        ({"model_type": "unheard-of"}, "does not recognize this architecture"),
-    ],
-)
-async def test_whatever_else_loading_raises_is_one_line(
-    folder: Path, change: dict[str, str], words: str
-) -> None:
-    (folder / "config.json").write_text(json.dumps(change))
+async def test_unknown_architecture_is_refused_in_one_line(folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps({"model_type": "unheard-of"}))
     for line in await refusals(folder):
-        assert words in line
+        assert "does not recognize this architecture" in line
 
 
 async def test_model_that_does_not_run_ends_the_start_in_one_line(folder: Path, load: Load) -> None:
@@ -176,10 +123,7 @@ async def test_model_that_does_not_run_ends_the_start_in_one_line(folder: Path, 
     edit_json(folder / "config.json", rope_parameters=rope)
     settings = ModelSettings(model=str(folder), port=0, device="cpu")
     engine = load(folder)
-    with pytest.raises(
-        Mismatch,
-        match=r"^self-test: the model does not run: RuntimeError: .*; give another checkpoint",
-    ):
+    with pytest.raises(Mismatch, match=r"^self-test: the model does not run: RuntimeError"):
         await self_test(engine, settings)
 
 
@@ -203,9 +147,7 @@ def save_multimodal(folder: Path, kind: str) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["gemma3", "gemma4"])
-async def test_states_of_a_multimodal_checkpoint_are_of_its_language_model(
-    kind: str, tmp_path: Path, load: Load
-) -> None:
+async def test_multimodal_states_of_language_model(kind: str, tmp_path: Path, load: Load) -> None:
     folder = save_multimodal(tmp_path / "model", kind)
     engine = load(folder)
     assert "with plain transformers too" in await self_test(
@@ -268,9 +210,7 @@ WINDOWS: dict[str, tuple[int, dict[str, object] | None, int]] = {
 
 @pytest.mark.parametrize("field", ["rope_scaling", "rope_parameters"])
 @pytest.mark.parametrize("name", WINDOWS)
-async def test_window_is_that_of_the_rotary_embedding(
-    folder: Path, name: str, field: str, load: Load
-) -> None:
+async def test_window_of_rotary_embedding(folder: Path, name: str, field: str, load: Load) -> None:
     positions, rope, window = WINDOWS[name]
     config = json.loads((folder / "config.json").read_text())
     theta = config.pop("rope_parameters")["rope_theta"]

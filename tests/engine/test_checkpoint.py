@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-from contextlib import aclosing
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -17,23 +16,9 @@ from semspec.engine.settings import ModelSettings
 from semspec.engine.torch_engine import TorchEngine
 from semspec.engine.vllm import options
 from semspec.errors import Mismatch
-from semspec.types import (
-    FINGERPRINT,
-    Context,
-    GenerationParams,
-    Penalties,
-    SamplingParams,
-    SegmentEnd,
-    Writer,
-)
+from semspec.types import FINGERPRINT, Writer
 from tests.engine.support import CHATML
 from tests.helpers.checkpoints import edit_json, save_spelling_checkpoint, spelling_tokenizer
-
-
-@pytest.fixture
-def folder(checkpoints: dict[str, Path], tmp_path: Path) -> Path:
-    """A checkpoint that a test may change."""
-    return Path(shutil.copytree(checkpoints["qwen2"], tmp_path / "model"))
 
 
 @pytest.fixture
@@ -80,16 +65,6 @@ def test_digest_needs_no_writable_cache(weights: Path, monkeypatch: pytest.Monke
     assert digests.file_digests([weights]) == found
 
 
-@pytest.mark.parametrize(
-    ("missing", "complaint"), [("tokenizer*", "tokenizer"), ("*", "safetensors")]
-)
-def test_missing_files_are_refused_at_start(folder: Path, missing: str, complaint: str) -> None:
-    for file in folder.glob(missing):
-        file.unlink()
-    with pytest.raises(Mismatch, match=complaint):
-        TorchEngine.load(str(folder), writer=Writer.TARGET)
-
-
 NO_TOKEN_IDS: list[Any] = [{}, [{"a": 1}], "</s>", [], True, 1.5, -1]
 
 
@@ -107,21 +82,11 @@ NO_TOKEN_IDS: list[Any] = [{}, [{"a": 1}], "</s>", [], True, 1.5, -1]
             ("generation_config.json", {"eos_token_id": eos}, "generation_config.json")
             for eos in NO_TOKEN_IDS
         ),
-        (
-            "config.json",
-            {"eos_token_id": -1},
-            "eos_token_id in config.json is -1; name a token's id",
-        ),
-        (
-            "chat_template.jinja",
-            "{% for m in messages %}{{ m.content }}",
-            "chat template of .* malformed in line 1",
-        ),
+        ("config.json", {"eos_token_id": -1}, "eos_token_id in config.json is -1"),
+        ("chat_template.jinja", "{% for m in messages %}{{ m.content }}", "chat template of"),
     ],
 )
-def test_malformed_file_is_refused_in_one_line(
-    folder: Path, file: str, content: Any, complaint: str
-) -> None:
+def test_malformed_file_is_refused(folder: Path, file: str, content: Any, complaint: str) -> None:
     """`content`: the text of the file, or fields to change in it."""
     path = folder / file
     path.write_text(
@@ -213,46 +178,23 @@ def test_end_of_a_turn_ends_a_sequence_if_no_other_token_does(
     assert ends(spelling, monkeypatch) == expected
 
 
-def test_unknown_end_of_a_turn_is_not_an_end(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+def test_unknown_end_of_a_turn_is_not_an_end(folder: Path) -> None:
     """It is read as unknown tokens, which are special, too."""
-    folder = Path(shutil.copytree(checkpoints["llama"], tmp_path / "model"))
     (folder / "chat_template.jinja").write_text(CHATML)
     assert CausalLM.load(str(folder), None, "cpu", "float32").tokenizer.eos_ids == {1}
 
 
-async def test_model_that_writes_the_end_of_a_turn_ends_there(spelling: Path) -> None:
-    """generation_config.json names the end of a document alone, the tokenizer that of a turn."""
-    name_end(spelling, "generation_config.json", DOCUMENT_END)
-    name_end(spelling, "tokenizer_config.json", TURN_END)
-    engine = TorchEngine.load(str(spelling), writer=Writer.TARGET, device="cpu")
-    async with aclosing(engine):
-        [end] = engine.tokenizer.ids_of(TURN_END)
-        context = Context((await engine.encode("How many?"),))
-        bias = Penalties(logit_bias=((end, 100.0),))
-        params = GenerationParams(SamplingParams(), max_tokens=200, max_segments=0, penalties=bias)
-        *_, last = [result.segment async for result in engine.generate(context, params)]
-    assert last.end is SegmentEnd.EOS and last.token_ids[-1] == end
-
-
-def test_end_without_an_embedding_is_left_out(
-    spelling: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_end_without_embedding_is_ignored(spelling: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name_end(spelling, "tokenizer_config.json", DOCUMENT_END)
     edit_json(spelling / "config.json", eos_token_id=[10**6])
     assert ends(spelling, monkeypatch) == {DOCUMENT_END}
     edit_json(spelling / "tokenizer_config.json", eos_token=None)
-    with pytest.raises(
-        Mismatch,
-        match=r"names no end-of-sequence token; set eos_token_id in generation_config.json",
-    ):
+    with pytest.raises(Mismatch, match=r"names no end-of-sequence token"):
         CausalLM.load(str(spelling), None, "cpu", "float32")
 
 
-def test_end_is_not_taken_from_the_class_of_a_configuration(
-    checkpoints: dict[str, Path], tmp_path: Path
-) -> None:
+def test_end_is_not_taken_from_config_class(folder: Path) -> None:
     """Llama's class has the id 2 by default, which is another token in most vocabularies."""
-    folder = Path(shutil.copytree(checkpoints["llama"], tmp_path / "model"))
     (folder / "generation_config.json").unlink()
     config = json.loads((folder / "config.json").read_text())
     del config["eos_token_id"]

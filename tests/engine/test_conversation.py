@@ -175,9 +175,7 @@ def test_variables_are_those_that_a_template_reads_and_nothing_else_sets(
     assert template_variables(tokenizer) == names
 
 
-def test_malformed_template_for_tools_is_refused_at_start(
-    tokenizer: PreTrainedTokenizerBase, tmp_path: Path
-) -> None:
+def test_bad_tool_template_is_refused(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
     tokenizer.chat_template = {"default": PLAIN, "tool_use": "{% for m in messages %}"}
     tokenizer.save_pretrained(tmp_path)
     with pytest.raises(Mismatch, match=r"chat template of .* is malformed in line 1"):

@@ -18,7 +18,7 @@ from semspec.engine.checkpoint import (
     model_fingerprint,
     tokenizer_fingerprint,
 )
-from semspec.engine.gguf import checkpoint_of, readable_name, weights_file
+from semspec.engine.gguf import checkpoint_of, weights_file
 from semspec.engine.gguf_header import read_header
 from semspec.engine.gguf_tokenizer import QWEN2_SPLIT
 from semspec.errors import Mismatch
@@ -49,9 +49,7 @@ def file(tmp_path: Path, source: Path) -> Path:
     return save_gguf(tmp_path / "model.gguf", source)
 
 
-def test_folder_of_a_file_has_the_configuration_and_the_tokenizer_of_its_checkpoint(
-    file: Path, source: Path
-) -> None:
+def test_folder_has_configuration_and_tokenizer(file: Path, source: Path) -> None:
     folder = checkpoint_of(file)
     found, wanted = AutoConfig.from_pretrained(folder), AutoConfig.from_pretrained(source)
     for name in (
@@ -71,14 +69,6 @@ def test_folder_of_a_file_has_the_configuration_and_the_tokenizer_of_its_checkpo
     assert weights_file(folder) == file and not list(folder.glob("*.safetensors"))
 
 
-def test_unused_tokens_are_not_part_of_the_vocabulary(file: Path) -> None:
-    assert not [
-        token
-        for token in load_tokenizer(str(checkpoint_of(file))).get_vocab()
-        if token.startswith("[PAD")
-    ]
-
-
 @pytest.mark.parametrize(
     ("pre", "text", "parts"),
     [
@@ -88,9 +78,7 @@ def test_unused_tokens_are_not_part_of_the_vocabulary(file: Path) -> None:
         ("gpt-2", "ab 12's", ["ab", "Ġ12", "'s"]),
     ],
 )
-def test_pre_tokenizer_is_that_of_the_published_tokenizer(
-    tmp_path: Path, source: Path, pre: str, text: str, parts: list[str]
-) -> None:
+def test_pre_tokenizer(tmp_path: Path, source: Path, pre: str, text: str, parts: list[str]) -> None:
     tokenizer = load_tokenizer(
         str(checkpoint_of(save_gguf(tmp_path / "model.gguf", source, pre=pre)))
     )
@@ -99,9 +87,7 @@ def test_pre_tokenizer_is_that_of_the_published_tokenizer(
     ] == parts
 
 
-def test_beginning_of_sequence_is_added_where_the_file_says_so(
-    tmp_path: Path, source: Path
-) -> None:
+def test_beginning_of_sequence_is_added(tmp_path: Path, source: Path) -> None:
     changes = {"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.bos_token_id": 262}
     tokenizer = load_tokenizer(
         str(checkpoint_of(save_gguf(tmp_path / "model.gguf", source, changes=changes)))
@@ -110,9 +96,7 @@ def test_beginning_of_sequence_is_added_where_the_file_says_so(
     assert tokenizer.bos_token == tokenizer.convert_ids_to_tokens(262)
 
 
-def test_rotary_scaling_and_context_window_are_those_of_the_file(
-    tmp_path: Path, source: Path
-) -> None:
+def test_rotary_scaling_and_window_of_file(tmp_path: Path, source: Path) -> None:
     changes = {
         "qwen2.rope.scaling.type": "yarn",
         "qwen2.rope.scaling.factor": 4.0,
@@ -124,9 +108,7 @@ def test_rotary_scaling_and_context_window_are_those_of_the_file(
     assert context_window(config) == 2400
 
 
-def test_folder_is_written_once_and_follows_the_file(
-    file: Path, tmp_path: Path, cache: Path
-) -> None:
+def test_folder_is_written_once(file: Path, tmp_path: Path, cache: Path) -> None:
     folder = checkpoint_of(file)
     written = (folder / "tokenizer.json").stat().st_ino
     moved = file.rename(tmp_path / "moved.gguf")
@@ -164,16 +146,12 @@ def test_processes_may_write_a_folder_at_once(file: Path, cache: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert (
-        len(found) == 4
-        and len({*found}) == 1
-        and [path.name for path in cache.iterdir()] == [found[0].name]
-    )
+    assert len(found) == 4
+    assert len({*found}) == 1
+    assert [path.name for path in cache.iterdir()] == [found[0].name]
 
 
-def test_full_disk_leaves_nothing_and_the_next_start_goes_on(
-    file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk_leaves_nothing(file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_text = Path.write_text
 
     def write_until_full(path: Path, *arguments: Any, **options: Any) -> int:
@@ -204,9 +182,7 @@ def test_cut_file_is_refused_wherever_it_is_cut(file: Path, cache: Path) -> None
     whole = file.read_bytes()
     for share in (0.0, 0.001, 0.01, 0.1, 0.3, 0.6, 0.9, 1 - 1 / len(whole)):
         file.write_bytes(whole[: int(share * len(whole))])
-        with pytest.raises(
-            Mismatch, match=f"^{file} is (cut: .*|not a GGUF file: it is empty); fetch it again"
-        ):
+        with pytest.raises(Mismatch, match=f"^{file} is (cut: .*|not a GGUF file: it is empty)"):
             checkpoint_of(file)
     assert not cache.exists()
     file.write_bytes(whole)
@@ -216,10 +192,7 @@ def test_cut_file_is_refused_wherever_it_is_cut(file: Path, cache: Path) -> None
 @pytest.mark.parametrize(
     ("beginning", "reason"),
     [
-        (
-            b"PK\x03\x04" + bytes(60),
-            r"is not a GGUF file: it begins with b'PK\\x03\\x04', not with b'GGUF'",
-        ),
+        (b"PK\x03\x04" + bytes(60), r"is not a GGUF file: it begins with b'PK\\x03\\x04'"),
         (b"GGUF" + struct.pack(">I", 3) + bytes(60), "is big-endian; give a little-endian file"),
         (b"GGUF" + struct.pack("<I", 9) + bytes(60), "has version 9 of the format; give"),
     ],
@@ -234,34 +207,19 @@ def test_file_of_another_format_is_refused(tmp_path: Path, beginning: bytes, rea
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        (
-            {"general.architecture": "mamba"},
-            "has the architecture 'mamba', but only llama and qwen2 are read; give",
-        ),
+        ({"general.architecture": "mamba"}, "has the architecture 'mamba'"),
         ({"general.type": "mmproj"}, "is not a language model but a part for one; give"),
         ({"split.count": 3}, "is one of 3 parts; join them with `llama-gguf-split --merge`"),
-        (
-            {"qwen2.expert_count": 8},
-            "has experts, which are not read; give the model's safetensors checkpoint",
-        ),
+        ({"qwen2.expert_count": 8}, "has experts, which are not read"),
         ({"qwen2.block_count": None}, "has None as qwen2.block_count; fetch it again"),
         ({"qwen2.rope.scaling.type": "longrope"}, "has 'longrope' as qwen2.rope.scaling.type"),
         ({"tokenizer.ggml.model": None}, "has no tokenizer; give"),
-        (
-            {"tokenizer.ggml.model": "llama"},
-            "has a tokenizer of the kind 'llama', which is not read; give",
-        ),
-        (
-            {"tokenizer.ggml.pre": "falcon"},
-            "has the pre-tokenizer 'falcon', which is not among qwen2, ",
-        ),
+        ({"tokenizer.ggml.model": "llama"}, "has a tokenizer of the kind 'llama'"),
+        ({"tokenizer.ggml.pre": "falcon"}, "has the pre-tokenizer 'falcon'"),
         ({"tokenizer.ggml.pre": None}, "does not name its pre-tokenizer; give"),
         ({"tokenizer.ggml.tokens": None}, "has no tokenizer.ggml.tokens; fetch it again"),
         ({"tokenizer.ggml.merges": ["t", "x"]}, "has merges that do not belong to its tokens"),
-        (
-            {"tokenizer.ggml.eos_token_id": 70_000},
-            "names the id 70000 as its eos token, but has no such token",
-        ),
+        ({"tokenizer.ggml.eos_token_id": 70_000}, "names the id 70000 as its eos token"),
     ],
 )
 def test_file_that_cannot_be_served_is_refused_in_one_line(
@@ -291,11 +249,6 @@ def test_weights_in_a_form_that_cannot_be_read_are_refused(file: Path, tmp_path:
             checkpoint_of(file)
 
 
-def test_names_are_those_of_the_files() -> None:
-    assert readable_name("/a/b.c/model-Q4_K_M.gguf") == "model-Q4_K_M"
-    assert readable_name("Qwen/Qwen-GGUF:qwen-q4_k_m.gguf") == "qwen-q4_k_m"
-
-
 SAMPLES = (
     "Let's solve this step by step.", "1234567 + 89.01 = ?", r"\[ \frac{a^2}{\sqrt{b}} \leq \sum_{i=1}^{n} x_i \]",
     "我们来解决这个问题。第一步:12个苹果。", "👩🏽‍🔬🇩🇪 naïve café — “quoted”",
@@ -318,32 +271,6 @@ def test_real_tokenizer_has_the_published_ids(name: str) -> None:
     assert (
         tokenizer.encode("<tool_call>") == [151657] and len(tokenizer) == 151_665
     )  # as on the hub
-
-
-@pytest.mark.slow
-def test_real_tokenizer_divides_numbers_by_digits() -> None:
-    _, file = real_model("smollm2-135m")
-    tokenizer = load_tokenizer(str(checkpoint_of(file)))
-    assert tokenizer.tokenize("12 345") == ["1", "2", "Ġ", "3", "4", "5"]
-    assert tokenizer.encode("<|im_start|>") == [1]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["smollm2-135m", "qwen-coder-0.5b", "qwen-coder-1.5b"])
-def test_real_configuration_is_that_of_the_checkpoint(name: str) -> None:
-    folder, file = real_model(name)
-    found, wanted = (AutoConfig.from_pretrained(path) for path in (checkpoint_of(file), folder))
-    for field in (
-        "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
-        "vocab_size", "max_position_embeddings", "rope_parameters", "tie_word_embeddings", "hidden_act",
-        "architectures", "layer_types",
-    ):  # fmt: skip
-        assert getattr(found, field, None) == getattr(wanted, field, None), field
-    assert found.rms_norm_eps == pytest.approx(wanted.rms_norm_eps, rel=1e-7)
-    mine, theirs = (load_tokenizer(str(path)) for path in (checkpoint_of(file), folder))
-    assert mine.chat_template == theirs.chat_template
-    assert found.eos_token_id in eos_ids(str(checkpoint_of(file)), mine, found.vocab_size)
-    assert wanted.eos_token_id == found.eos_token_id
 
 
 def real_model(name: str) -> tuple[Path, Path]:

@@ -2,11 +2,9 @@
 
 import asyncio
 import json
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 from jsonschema import validate  # type: ignore[import-untyped]
@@ -68,9 +66,7 @@ def text_of(generated: list[GeneratedSegment]) -> str:
     return "".join(one.segment.text for one in generated)
 
 
-async def test_every_sample_is_valid_by_the_schema(
-    engine: TorchEngine, request: pytest.FixtureRequest
-) -> None:
+async def test_every_sample_is_valid(engine: TorchEngine, request: pytest.FixtureRequest) -> None:
     assert (await engine.info()).supports_grammars
     num_samples = (
         20 if request.node.callspec.params["engine"] == "fast" else 3
@@ -94,9 +90,7 @@ async def test_greedy_answer_is_valid_whatever_the_filters(engine: TorchEngine) 
 
 
 @pytest.mark.parametrize("segmentation", Segmentation)
-async def test_answer_in_many_calls_equals_one(
-    engine: TorchEngine, segmentation: Segmentation
-) -> None:
+async def test_many_calls_equal_one(engine: TorchEngine, segmentation: Segmentation) -> None:
     """Each call gets the grammar's state from the context, so that any replica can go on."""
     cuts: dict[str, Any] = {"segmentation": segmentation, "max_segment_tokens": 7}
     whole = [one.segment for one in await answered(engine, params(5, **cuts))]
@@ -131,9 +125,7 @@ async def test_logprobs_and_scores_are_those_of_all_tokens(engine: TorchEngine) 
         + json_grammar({"type": "array", "items": {"$ref": "#"}, "minItems": 1}, True, "schema"),
     ],
 )
-async def test_grammar_without_an_end_is_cut_by_its_budget(
-    engine: TorchEngine, grammar: str
-) -> None:
+async def test_endless_grammar_is_cut_by_budget(engine: TorchEngine, grammar: str) -> None:
     endless, other = await asyncio.gather(
         answered(engine, params(1, grammar=grammar, max_tokens=30)), answered(engine, params(5))
     )
@@ -154,9 +146,7 @@ async def test_grammar_without_an_end_is_cut_by_its_budget(
     ],
     ids=["no end", "no beginning", "syntax", "costly", "large", "costly at each token"],
 )
-async def test_grammar_is_refused_in_one_line_and_others_go_on(
-    engine: TorchEngine, grammar: str, complaint: str
-) -> None:
+async def test_bad_grammar_is_refused(engine: TorchEngine, grammar: str, complaint: str) -> None:
     """Also one that a call over gRPC may have, which no gateway has checked."""
     refused = asyncio.create_task(answered(engine, params(1, grammar=grammar)))
     assert await answered(engine, params(5))
@@ -165,9 +155,7 @@ async def test_grammar_is_refused_in_one_line_and_others_go_on(
     assert refusal.value.parameter == "grammar" and "\n" not in str(refusal.value)
 
 
-async def test_compiled_grammars_are_bounded_in_number_and_bytes(
-    spelling: Path, load: Load
-) -> None:
+async def test_compiled_grammars_are_bounded(spelling: Path, load: Load) -> None:
     grammars = Grammars.of(load(spelling).tokenizer)
     assert grammars
     for number in range(MAX_KEPT + 5):
@@ -178,39 +166,14 @@ async def test_compiled_grammars_are_bounded_in_number_and_bytes(
         await compile_checked(grammars, grammar)
     kept = [grammar for grammar in large if grammars.is_compiled(grammar, 1)]
     sizes = [await grammars.size(grammar, "") for grammar in large]
-    assert kept == large[-len(kept) :] and sum(sizes[-len(kept) :]) <= MAX_KEPT_BYTES < sum(
-        sizes[-len(kept) - 1 :]
-    )
+    assert kept == large[-len(kept) :]
+    assert sum(sizes[-len(kept) :]) <= MAX_KEPT_BYTES < sum(sizes[-len(kept) - 1 :])
     grammars.close()
 
 
 async def compile_checked(grammars: Grammars, grammar: str) -> None:
     await grammars.check(grammar, "")
     await grammars.compile(grammar, "")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("are_known", [False, True])
-async def test_costly_grammars_of_one_owner_leave_room_for_another(
-    engine: TorchEngine, are_known: bool
-) -> None:
-    """`are_known`: the grammars were found to compile before, but are not kept."""
-    costly = [grammar_of({"const": {f"k{i}": number for i in range(5000)}}) for number in range(6)]
-    grammars = engine._grammars
-    assert grammars
-    for grammar in costly if are_known else ():
-        await grammars.check(grammar, "")
-    order = [params(1, grammar=grammar, owner="attacker", max_tokens=1) for grammar in costly]
-    asked = [asyncio.create_task(answered(engine, request)) for request in order]
-    await asyncio.sleep(0.2)
-    answer = await answered(
-        engine, params(1, grammar=grammar_of({"const": f"{are_known}"}), owner="neighbour")
-    )
-    assert text_of(answer) == f'"{are_known}"'
-    assert sum(not task.done() for task in asked) >= 4
-    for task in asked:
-        task.cancel()
-    await asyncio.gather(*asked, return_exceptions=True)
 
 
 async def test_reasoning_is_free_and_the_answer_is_not(engine: TorchEngine) -> None:
@@ -278,34 +241,14 @@ async def test_code_block_around_calls_may_be_closed(engine: TorchEngine) -> Non
     assert end.segment.end is SegmentEnd.EOS and not end.segment.text.strip()
 
 
-async def test_context_that_does_not_follow_the_grammar_is_refused(
-    engine: TorchEngine,
-) -> None:
+async def test_context_that_does_not_follow_the_grammar_is_refused(engine: TorchEngine) -> None:
     with pytest.raises(InvalidRequest, match="do not follow the grammar"):
         await answered(engine, params(), segment(engine, "Not JSON"))
 
 
-async def test_model_whose_vocabulary_spells_no_json_takes_none(
-    checkpoints: dict[str, Path], load: Load
-) -> None:
+async def test_vocabulary_without_json_refuses(checkpoints: dict[str, Path], load: Load) -> None:
     words = load(checkpoints["qwen2"])
     assert Grammars.of(words.tokenizer) is None and len(build_tokenizer()) < 500
     assert not (await words.info()).supports_grammars
     with pytest.raises(InvalidRequest, match="grammar: this model does not support it"):
         await answered(words, params())
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_grammar_is_waited_for_until_it_is_compiled_or_fails(
-    engine: TorchEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    grammars = Grammars.of(engine.tokenizer)
-    assert grammars and not grammars.is_compiled(GRAMMAR, 1)
-    while not grammars.is_compiled(GRAMMAR, 1):
-        time.sleep(0.01)
-    monkeypatch.setattr("semspec.grammars.worker.on_large_stack", Mock(side_effect=MemoryError))
-    while not grammars.is_compiled("start: other", 1):
-        time.sleep(0.01)
-    with pytest.raises(MemoryError):
-        grammars.matcher("start: other", ())
-    grammars.close()

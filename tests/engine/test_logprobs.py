@@ -12,12 +12,10 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase, PreTrain
 
 from semspec.engine.causal_lm import CausalLM, EngineName
 from semspec.engine.logits import token_logprob
-from semspec.engine.tokenization import BYTE_OF, TokenBytes, tokenize
+from semspec.engine.tokenization import TokenBytes, tokenize
 from semspec.engine.torch_engine import TorchEngine
 from semspec.errors import Mismatch
-from semspec.stack import BUNDLED_PAIR
-from semspec.types import Context, SamplingParams, Segmentation, SegmentEnd, TokenLogprob
-from semspec_demo.problems import make_problem
+from semspec.types import Context, SamplingParams, Segmentation, TokenLogprob
 from tests.engine.models import lm_of, random_model
 from tests.engine.support import Load, params, prompt, written
 
@@ -72,11 +70,6 @@ def spelt(logprobs: tuple[TokenLogprob, ...] | None) -> bytes:
     return b"".join(logprob.data for logprob in logprobs)
 
 
-def test_byte_alphabet_is_that_of_byte_level_tokenizers() -> None:
-    assert set(BYTE_OF) == set(pre_tokenizers.ByteLevel.alphabet())
-    assert sorted(BYTE_OF.values()) == list(range(256))
-
-
 @pytest.mark.parametrize(
     "tokenizer", [byte_level(), sentence_pieces()], ids=["byte-level", "byte-fallback"]
 )
@@ -105,9 +98,7 @@ def test_byte_spelt_out_by_a_byte_level_tokenizer_is_text() -> None:
     assert TokenBytes(tokenizer)(token_id) == b"<0x41>"
 
 
-async def test_bytes_of_written_tokens_are_the_text_where_characters_are_spread_over_tokens(
-    checkpoint: Path, tmp_path: Path, load: Load
-) -> None:
+async def test_bytes_of_split_characters(checkpoint: Path, tmp_path: Path, load: Load) -> None:
     folder, texts = tmp_path / "byte-level", []
     shutil.copytree(checkpoint, folder)
     byte_level().save_pretrained(folder)
@@ -122,28 +113,6 @@ async def test_bytes_of_written_tokens_are_the_text_where_characters_are_spread_
     assert any(
         ord(character) > 0x7F and character != "\ufffd" for text in texts for character in text
     )
-
-
-@pytest.mark.parametrize("role", ["draft", "target"])
-async def test_bytes_of_written_tokens_are_the_text_of_the_bundled_pair(
-    role: str, load: Load
-) -> None:
-    engine, length = load(BUNDLED_PAIR / role), {"max_segments": 0, "max_tokens": 400}
-    asked = f"{make_problem(3).question}<|im_end|>\n<|im_start|>assistant\n<think>\n\n"
-    for segmentation in Segmentation:
-        what = params(
-            segmentation=segmentation, sampling=SamplingParams(), num_logprobs=2, **length
-        )
-        stream = await written(engine, Context((await engine.encode(asked),)), what)
-        for one in stream:
-            assert spelt(one.logprobs) == one.segment.text.encode()
-            assert one.logprobs is not None and len(one.logprobs) == len(one.segment.token_ids)
-        last = stream[-1]
-        assert (
-            last.segment.end is SegmentEnd.EOS
-            and last.logprobs is not None
-            and last.logprobs[-1].data == b""
-        )
 
 
 @pytest.mark.parametrize("sampling", [SamplingParams(0), SamplingParams(0.6, 0.5, 3, 5)])
@@ -219,9 +188,7 @@ def test_no_special_token_is_added_to_a_text() -> None:
     assert [0, *(token.id for token in tokenize(tokenizer, "an"))] == tokenizer.encode("an")
 
 
-def test_tokenizer_that_knows_no_places_is_refused(
-    checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slow_tokenizer(checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     lm = CausalLM.load(str(checkpoints["qwen2"]), None, "cpu", "float32")
     monkeypatch.setattr(type(lm.tokenizer.raw), "is_fast", False)
     with pytest.raises(Mismatch, match=r"tokenizer\.json"):

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +10,14 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-from torch import Tensor
 from transformers import DynamicCache
 
-from semspec.engine.batch import ContextBatch
 from semspec.engine.causal_lm import CausalLM
 from semspec.engine.decoder import LONG_STEP
 from semspec.engine.gguf_weights import GgufTensor, PackedMatrix
 from semspec.engine.kv_cache import Chunk
 from semspec.engine.numeric_form import resolve_form
-from semspec.engine.onnx_layers import LayerWeights, finish_layer, product, start_layer
+from semspec.engine.onnx_layers import product
 from semspec.engine.selftest import self_test
 from semspec.engine.settings import ModelSettings
 from semspec.engine.torch_engine import TorchEngine
@@ -77,9 +74,7 @@ def test_packed_weights_are_those_of_the_file(kind: GGMLQuantizationType) -> Non
 
 @pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.parametrize("kind", TYPES, ids=lambda kind: kind.name)
-def test_row_of_a_product_does_not_depend_on_the_others(
-    kind: GGMLQuantizationType, num_threads: int
-) -> None:
+def test_row_of_product_is_independent(kind: GGMLQuantizationType, num_threads: int) -> None:
     matrix = random_matrix(kind)
     compute = product(matrix.packed(), np.ones(96, np.float32), num_threads)
     rows = torch.randn(67, matrix.shape[1], generator=torch.Generator().manual_seed(1))
@@ -89,85 +84,6 @@ def test_row_of_a_product_does_not_depend_on_the_others(
     assert torch.equal(together, torch.cat([compute(part.clone()) for part in rows.split(SPLIT)]))
     wanted = rows @ torch.from_numpy(matrix.dequantized()).T + 1
     assert (together - wanted).norm() < OUTPUT_ERROR * wanted.norm()
-
-
-HIDDEN_SIZE, INNER_SIZE, KV_SIZE, EPS = 256, 512, 64, 1e-5
-
-
-@dataclass(frozen=True, slots=True)
-class RandomLayer:
-    """A layer's matrices of several types, all norms being 1.1 and biases .1."""
-
-    matrices: list[GgufTensor]
-    """Queries, keys, values, output, gate, up, down."""
-
-    @classmethod
-    def of_seed(cls, seed: int) -> "RandomLayer":
-        types = GGMLQuantizationType
-        sizes = [
-            (types.Q4_K, HIDDEN_SIZE, HIDDEN_SIZE),
-            (types.Q4_K, KV_SIZE, HIDDEN_SIZE),
-            (types.Q6_K, KV_SIZE, HIDDEN_SIZE),
-            (types.Q8_0, HIDDEN_SIZE, HIDDEN_SIZE),
-            (types.Q4_K, INNER_SIZE, HIDDEN_SIZE),
-            (types.Q5_K, INNER_SIZE, HIDDEN_SIZE),
-            (types.Q6_K, HIDDEN_SIZE, INNER_SIZE),
-        ]
-        return cls(
-            [
-                random_matrix(kind, rows, columns // GGML_QUANT_SIZES[kind][0], seed + index)
-                for index, (kind, rows, columns) in enumerate(sizes)
-            ]
-        )
-
-    @property
-    def weights(self) -> LayerWeights:
-        norm = np.full(HIDDEN_SIZE, 1.1, np.float32)
-        query, key, value, out, *mlp = [
-            (matrix.packed(), np.full(len(matrix.raw), 0.1, np.float32)) for matrix in self.matrices
-        ]
-        return LayerWeights(norm, [query, key, value], out, norm, *mlp)
-
-    def projected(self, hidden: Tensor) -> Tensor:
-        """Return queries, keys and values in floating point."""
-        return torch.cat([self.product(index, self.norm(hidden)) for index in range(3)], -1)
-
-    def finished(self, hidden: Tensor, attended: Tensor) -> Tensor:
-        """Return the layer's output in floating point."""
-        hidden = hidden + self.product(3, attended)
-        normed = self.norm(hidden)
-        inner = torch.nn.functional.silu(self.product(4, normed)) * self.product(5, normed)
-        return hidden + self.product(6, inner)
-
-    def product(self, index: int, rows: Tensor) -> Tensor:
-        return rows @ torch.from_numpy(self.matrices[index].dequantized()).T + 0.1
-
-    def norm(self, rows: Tensor) -> Tensor:
-        return 1.1 * torch.nn.functional.rms_norm(rows, (HIDDEN_SIZE,), eps=EPS)
-
-
-@pytest.mark.parametrize("num_threads", [1, 2])
-def test_layer_is_close_to_floating_point_and_its_rows_do_not_depend_on_others(
-    num_threads: int,
-) -> None:
-    layer, following = RandomLayer.of_seed(0), RandomLayer.of_seed(10)
-    hidden, attended = torch.randn(2, 67, HIDDEN_SIZE, generator=torch.Generator().manual_seed(1))
-    hidden[:, 5] *= 100  # an outlier, as in the activations of Qwen2
-    start = start_layer(layer.weights, EPS, num_threads)
-    finish = finish_layer(layer.weights, following.weights, EPS, num_threads)
-    last = finish_layer(layer.weights, None, EPS, num_threads)
-    output = layer.finished(hidden, attended)
-    for compute, inputs, wanted in (
-        (lambda hidden: [start(hidden)], (hidden,), [layer.projected(hidden)]),
-        (finish, (hidden, attended), [output, following.projected(output)]),
-        (last, (hidden, attended), [output]),
-    ):
-        together = compute(*inputs)
-        split = [rows.split(SPLIT) for rows in inputs]
-        parts = [compute(*part) for part in zip(*split, strict=True)]
-        for index, (found, exact) in enumerate(zip(together, wanted, strict=True)):
-            assert torch.equal(found, torch.cat([part[index] for part in parts]))
-            assert (found - exact).norm() < 2 * OUTPUT_ERROR * exact.norm()
 
 
 @pytest.fixture(scope="module", params=["qwen2", "llama"])
@@ -256,19 +172,7 @@ def test_packed_states_are_close_to_those_in_fp32_and_to_transformers(file: Path
 
 
 @pytest.mark.usefixtures("cache")
-def test_batch_of_segments_after_a_context_is_close_to_single_passes(file: Path) -> None:
-    lm, ids, segments = load(file, "packed"), ids_below(250, 40), [[5, 6, 7], [8, 9]]
-    reading = ContextBatch(lm, ids).read(segments)
-    for states, segment in zip(reading.states, segments, strict=True):
-        alone = lm.forward([*ids, *segment], lm.new_kv(), want_states=True).states
-        pooled = alone[:, len(ids) :].mean(1)
-        assert (states - pooled).norm() < STATES_ERROR * pooled.norm()
-
-
-@pytest.mark.usefixtures("cache")
-async def test_self_test_finds_a_layer_that_is_not_that_of_the_file(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_self_test_finds_wrong_layer(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All passes share the layer, so they agree with one another."""
     settings = ModelSettings(model=str(file), port=0, device="cpu", dtype="packed")
     engine = TorchEngine.load(str(file), writer=Writer.TARGET, device="cpu", dtype="packed")
@@ -283,9 +187,7 @@ async def test_self_test_finds_a_layer_that_is_not_that_of_the_file(
 
 
 @pytest.mark.usefixtures("cache")
-def test_weights_of_a_gguf_file_are_those_of_the_checkpoint_that_it_was_written_from(
-    file: Path,
-) -> None:
+def test_weights_of_gguf_equal_checkpoint(file: Path) -> None:
     """Rows of Llama's queries and keys, which llama.cpp orders in another way, included."""
     folder, ids = file.parent / "checkpoint", ids_below(250, 50)
     whole = save_gguf(file.parent / "whole.gguf", folder, gguf.GGMLQuantizationType.F32)
@@ -297,22 +199,13 @@ def test_weights_of_a_gguf_file_are_those_of_the_checkpoint_that_it_was_written_
 
 
 @pytest.mark.usefixtures("cache")
-def test_fingerprint_names_the_form(file: Path) -> None:
-    assert load(file, "packed").info.fingerprint != load(file, "float32").info.fingerprint
-
-
-@pytest.mark.usefixtures("cache")
 def test_packed_form_that_cannot_be_had_is_refused_in_a_line(file: Path) -> None:
-    with pytest.raises(
-        Mismatch, match=r"dtype packed: .* has no packed weights; give a GGUF file, or set dtype"
-    ):
+    with pytest.raises(Mismatch, match=r"dtype packed: .* has no packed weights"):
         load(file.parent / "checkpoint", "packed")
     whole = save_gguf(
         file.parent / "floats.gguf", file.parent / "checkpoint", gguf.GGMLQuantizationType.F16
     )
-    with pytest.raises(
-        Mismatch, match="has the type F16, which has no packed product; set dtype to"
-    ):
+    with pytest.raises(Mismatch, match="has the type F16, which has no packed product"):
         load(whole, "packed")
 
 

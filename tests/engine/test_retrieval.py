@@ -74,9 +74,7 @@ async def records(
 
 
 @pytest.mark.parametrize("num_tokens", [1, 5, 40])
-async def test_greedy_exact_retrieval_writes_what_the_target_writes(
-    backends: Backends, engine: TorchEngine, num_tokens: int
-) -> None:
+async def test_equals_target(backends: Backends, engine: TorchEngine, num_tokens: int) -> None:
     context = await prompt(engine)
     alone = await records(backends, context=context, strategy="target")
     helped = await records(backends, context=context, num_speculative_tokens=num_tokens)
@@ -90,9 +88,7 @@ async def test_greedy_exact_retrieval_writes_what_the_target_writes(
 @pytest.mark.parametrize(
     "sampling", [SamplingParams(0), SamplingParams(0.3, 0.9, 0, 1), SamplingParams(1, 0.97, 0, 2)]
 )
-async def test_rewrites_by_retrieval_are_the_plain_ones_token_for_token(
-    backends: Backends, engine: TorchEngine, sampling: SamplingParams
-) -> None:
+async def test_rewrites(backends: Backends, engine: TorchEngine, sampling: SamplingParams) -> None:
     fields: dict[str, Any] = {"context": await prompt(engine), "sampling": sampling}
     plain = await records(backends, strategy="semantic", **fields)
     assert plain and not any(record.accepted for record in plain)
@@ -108,9 +104,7 @@ async def test_rewrites_by_retrieval_are_the_plain_ones_token_for_token(
 
 
 @pytest.mark.parametrize("strategy", ["retrieval", "semantic+retrieval"])
-async def test_sampled_retrieval_keeps_the_targets_distribution(
-    backends: Backends, engine: TorchEngine, strategy: str
-) -> None:
+async def test_keeps_distribution(backends: Backends, engine: TorchEngine, strategy: str) -> None:
     """Chi-square of the first two tokens at fixed seeds, 0.1% level, with a store that proposes likely tokens. Of
     rewrites too, although the segments that they replace were rejected."""
     context, sampling = await prompt(engine), SamplingParams(1.5, 1.0, 3)
@@ -155,9 +149,7 @@ async def test_returned_state_is_that_before_the_last_token(engine: TorchEngine)
         assert np.allclose(np.frombuffer(verified.state, "<f4"), expected, rtol=1e-3, atol=1e-4)
 
 
-async def test_state_is_returned_only_where_it_is_asked_for_and_known(
-    engine: TorchEngine,
-) -> None:
+async def test_state_is_returned_only_where_it_is_asked_for_and_known(engine: TorchEngine) -> None:
     context, what = await prompt(engine), params(max_segments=0)
     assert (await engine.verify_tokens(context, (), certainly(engine, (5,)), what)).state == b""
     wanting = replace(certainly(engine, (5,)), state_layer=2)
@@ -168,9 +160,7 @@ async def test_state_is_returned_only_where_it_is_asked_for_and_known(
             await engine.verify_tokens(context, (), replace(wanting, state_layer=layer), what)
 
 
-async def test_datastore_without_a_model_helps_and_refuses_all_else(
-    engine: TorchEngine, datastore: Datastore
-) -> None:
+async def test_datastore_without_model(engine: TorchEngine, datastore: Datastore) -> None:
     alone = RetrievingDraft(None, datastore)
     info, context = await alone.info(), await prompt(engine)
     assert (
@@ -189,14 +179,11 @@ async def test_datastore_without_a_model_helps_and_refuses_all_else(
         Backends(alone, engine, FakeVerifier()), context=context, strategy="target"
     )
     assert [one.segment for one in helped] == [one.segment for one in by_target]
-    assert sum(one.num_accepted_tokens for one in helped) > 30 and not any(
-        one.fallback for one in helped
-    )
+    assert sum(one.num_accepted_tokens for one in helped) > 30
+    assert not any(one.fallback for one in helped)
 
 
-async def test_engine_without_a_datastore_lets_the_target_write_alone(
-    engine: TorchEngine,
-) -> None:
+async def test_engine_without_a_datastore_lets_the_target_write_alone(engine: TorchEngine) -> None:
     with pytest.raises(Mismatch, match="SEMSPEC_DRAFT_DATASTORE"):
         await engine.propose(await prompt(engine), (), params(retrieval=Retrieval()), 4)
     written = await records(Backends(engine, engine, FakeVerifier()))
@@ -235,6 +222,5 @@ async def test_retrieval_over_grpc_equals_that_in_process(
         for fields in (sampled, greedy_chain):
             here = await records(local, **fields)
             assert_same(here, await records(remote, **fields))
-            assert sum(r.num_accepted_tokens for r in here) > 0 and not any(
-                r.fallback for r in here
-            )
+            assert sum(r.num_accepted_tokens for r in here) > 0
+            assert not any(r.fallback for r in here)

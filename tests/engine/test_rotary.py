@@ -140,9 +140,7 @@ def named(parameters: object) -> str:
 
 @pytest.mark.parametrize("pair", STRETCHED_PAIRS, indirect=True, ids=named)
 @pytest.mark.parametrize("strategy", ["target", "token-level"])
-async def test_greedy_tokens_beyond_the_trained_window_equal_transformers(
-    pair: Pair, strategy: str
-) -> None:
+async def test_greedy_beyond_trained_window_equals_transformers(pair: Pair, strategy: str) -> None:
     ids = random_ids(TRAINED - 20)
     expected = pair.generated(ids, 80)
     assert len(expected) == 80, "the model ends no sequence before"
@@ -151,9 +149,7 @@ async def test_greedy_tokens_beyond_the_trained_window_equal_transformers(
 
 @pytest.mark.parametrize("pair", BOUNDED_PAIRS, indirect=True, ids=named)
 @pytest.mark.parametrize("strategy", ["target", "token-level"])
-async def test_context_ends_where_a_rotary_embedding_changes_earlier_keys(
-    pair: Pair, strategy: str
-) -> None:
+async def test_context_ends_where_earlier_keys_change(pair: Pair, strategy: str) -> None:
     ids = random_ids(TRAINED - 20)
     assert (await pair.target.info()).max_context_tokens == TRAINED
     assert await pair.written(ids, strategy, 80) == pair.generated(ids, 20)

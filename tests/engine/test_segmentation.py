@@ -18,6 +18,7 @@ from tests.helpers.trained_tokenizers import FORMS, model_tokenizer
 PROMPT = "So the ball:"
 CHARACTERS = ("a🦊🦊🦊🦊b", "我们中文中文", "é👩‍👩‍👧‍👦é", "So. 🦊 We.\n\n中 is 🦊.\n\nend")
 """Characters of two to four bytes, and one that people see as one and that has seven code points."""
+NATURAL = "1. Tom sells 6.\n\n   - a nested one\n\n\n```python\nx = 1\n```\n\nWhy?!"
 
 
 def cut(text: str, rule_name: Segmentation, size: int) -> list[str]:
@@ -95,10 +96,8 @@ def ids_after_prompt(tokenizer: ModelTokenizer, text: str) -> list[int]:
 
 
 @pytest.mark.parametrize("segmentation", Segmentation)
-@pytest.mark.parametrize("text", CHARACTERS)
-def test_segment_ends_at_a_characters_border_wherever_its_limit_is(
-    tokenizer: ModelTokenizer, text: str, segmentation: Segmentation
-) -> None:
+@pytest.mark.parametrize("text", [*CHARACTERS, NATURAL])
+def test_character_ends(tokenizer: ModelTokenizer, text: str, segmentation: Segmentation) -> None:
     ids = (*ids_after_prompt(tokenizer, text), *tokenizer.eos_ids)
     for limit in range(1, len(ids)):
         limits = {"max_segment_tokens": limit, "segmentation": segmentation}
@@ -115,9 +114,7 @@ def test_segment_ends_at_a_characters_border_wherever_its_limit_is(
 
 
 @pytest.mark.parametrize("text", CHARACTERS)
-def test_text_ends_before_the_character_that_exceeds_the_budget(
-    tokenizer: ModelTokenizer, text: str
-) -> None:
+def test_text_ends_before_character_beyond_budget(tokenizer: ModelTokenizer, text: str) -> None:
     """Its tokens count as written, and the client's continuation follows the text."""
     for budget in range(1, len(ids_after_prompt(tokenizer, text))):
         segments = written(tokenizer, text, max_tokens=budget)
@@ -137,16 +134,6 @@ def test_character_goes_on_after_a_budget(tokenizer: ModelTokenizer) -> None:
         assert "".join(texts) == "中🦊é"
 
 
-def test_text_is_right_after_characters_of_several_tokens(tokenizer: ModelTokenizer) -> None:
-    for size in range(1, 12):
-        context, ids = (
-            tokenizer.ids_of("é" * (size % 4) + "中" * size),
-            tokenizer.ids_of("中" * size + "🦊"),
-        )
-        following = ids[len(tokenizer.ids_of("中" * size)) :]
-        assert tokenizer.text_of(context, following) == "🦊"
-
-
 def test_bytes_that_never_make_a_character_end_at_the_limit(tokenizer: ModelTokenizer) -> None:
     [*_, lead, _, _] = tokenizer.ids_of("中")
     segmenter = TokenSegmenter(tokenizer, Writer.TARGET, params(max_segment_tokens=5), ())
@@ -156,9 +143,7 @@ def test_bytes_that_never_make_a_character_end_at_the_limit(tokenizer: ModelToke
 
 @pytest.mark.parametrize("text", CHARACTERS)
 @pytest.mark.parametrize("limit", range(1, 9))
-def test_servers_text_ends_at_the_borders_of_the_tokens(
-    tokenizer: ModelTokenizer, text: str, limit: int
-) -> None:
+def test_served_text_ends_at_tokens(tokenizer: ModelTokenizer, text: str, limit: int) -> None:
     for limits in ({"max_segment_tokens": limit}, {"max_tokens": limit}):
         segmenter = TextSegmenter(tokenizer, Writer.TARGET, params(**limits), 0, PROMPT)
         served = list(segmenter.take(text, SegmentEnd.LENGTH))

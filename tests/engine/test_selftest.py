@@ -14,7 +14,6 @@ from semspec.engine.torch_engine import TorchEngine
 from semspec.errors import Mismatch
 from semspec.rpc.server import ServiceServer
 from semspec.rpc.servicers import TargetServicer
-from tests.engine.support import Load
 from tests.helpers.rpc import settings
 
 
@@ -36,12 +35,6 @@ async def test_sound_engine_passes_in_a_line(
     )
 
 
-async def test_window_is_read_to_its_last_token(
-    load: Load, checkpoint: Path, model: ModelSettings
-) -> None:
-    assert "99 tokens read" in await self_test(load(checkpoint, max_context_tokens=100), model)
-
-
 async def test_broken_cache_ends_the_start(
     engine: TorchEngine, model: ModelSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -55,10 +48,7 @@ async def test_broken_cache_ends_the_start(
     server = ServiceServer(
         TargetServicer(lambda: engine, lambda one: self_test(one, model)), settings()
     )
-    with pytest.raises(
-        Mismatch,
-        match=r"self-test: states scored by .* are not those of generation: error .*; report it",
-    ):
+    with pytest.raises(Mismatch, match="self-test: states scored by"):
         await server.load()
 
 
@@ -69,9 +59,7 @@ async def test_broken_cache_ends_the_start(
         ("lm_head", "log-probabilities scored by plain"),
     ],
 )
-async def test_changed_weights_end_the_start(
-    engine: TorchEngine, model: ModelSettings, name: str, fault: str
-) -> None:
+async def test_bad_weight(engine: TorchEngine, model: ModelSettings, name: str, fault: str) -> None:
     [weight] = [
         value for key, value in engine.lm.model.named_parameters() if key.endswith(f"{name}.weight")
     ]
@@ -88,9 +76,7 @@ async def test_decoder_that_differs_from_transformers_is_refused(
     assert engine.lm.decoder
     norm = engine.lm.decoder._rms_norm
     norm.eps, norm.cpu_eps = 0.1, torch.full((1, 1), 0.1)
-    with pytest.raises(
-        Mismatch, match="self-test: states scored by plain transformers are not those of generation"
-    ):
+    with pytest.raises(Mismatch, match="self-test: states scored by plain transformers"):
         await self_test(engine, model)
 
 
@@ -103,7 +89,5 @@ async def test_context_beyond_memory_ends_the_start_with_the_field(
         return made(chunks)
 
     monkeypatch.setattr(engine.lm, "forward_step", step)
-    with pytest.raises(
-        Mismatch, match=r"a context of 128 tokens cannot be read: .*; lower max_context_tokens"
-    ):
+    with pytest.raises(Mismatch, match=r"128 tokens cannot be read: .*; lower max_context_tokens"):
         await self_test(engine, model)

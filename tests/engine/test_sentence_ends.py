@@ -36,10 +36,8 @@ Engines = tuple[TorchEngine, TorchEngine]
 
 def save_with_few_words(source: Path, folder: Path) -> Path:
     """The model of `source` that writes nothing but `WORDS`: one dimension of its states is nearly constant."""
-    model, tokenizer = (
-        AutoModelForCausalLM.from_pretrained(source),
-        PreTrainedTokenizerFast.from_pretrained(source),
-    )
+    model = AutoModelForCausalLM.from_pretrained(source)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(source)
     model.get_input_embeddings().weight.data[:, 0] = 5.0
     bias = model.get_output_embeddings().weight.data[:, 0]
     bias[:] = -12.0
@@ -70,9 +68,7 @@ def first(segments: list[Segment]) -> int:
 
 
 @pytest.mark.parametrize("verified", [False, True])
-async def test_first_token_after_a_sentence_has_the_models_distribution_given_its_end(
-    engines: Engines, verified: bool
-) -> None:
+async def test_first_token_after_sentence_distribution(engines: Engines, verified: bool) -> None:
     draft, target = engines
     context = await after(target, " Tom has 3.")
     counts: Counter[tuple[int, ...]] = Counter()
@@ -115,9 +111,7 @@ async def test_draw_of_the_look_ahead_is_kept_where_it_confirms_the_end(engines:
     assert 0 < kept < 21
 
 
-async def test_boundaries_that_need_no_look_ahead_leave_the_next_token_free(
-    engines: Engines,
-) -> None:
+async def test_other_boundaries_leave_next_token_free(engines: Engines) -> None:
     target = engines[1]
     for text in (" Tom has 3.\n\n", " Tom has"):
         assert not ended_by_look_ahead(await after(target, text), SENTENCE)
@@ -143,9 +137,7 @@ async def test_batch_draws_after_a_sentence_what_the_engine_draws(engines: Engin
 
 
 @pytest.mark.parametrize("strategy", ["random", "semantic+token-level", "token-level", "target"])
-async def test_sentences_stay_sentences_whoever_writes_next(
-    engines: Engines, strategy: str
-) -> None:
+async def test_sentences_stay_sentences(engines: Engines, strategy: str) -> None:
     """Segmented again, the whole text has the same segments: no token is lost, doubled or joined to another."""
     backends = Backends(*engines, ConstantVerifier(1.0, 0.5))
     context, writers = await prompt(engines[1]), set()
@@ -159,8 +151,7 @@ async def test_sentences_stay_sentences_whoever_writes_next(
             one.text for one in segments
         ]
         ids = [token for segment in segments for token in segment.token_ids]
-        assert len(ids) == 60 and ids == engines[1].tokenizer.ids_of(
-            "".join(segment.text for segment in segments)
-        )
+        assert len(ids) == 60
+        assert ids == engines[1].tokenizer.ids_of("".join(segment.text for segment in segments))
         writers |= {segment.writer for segment in segments}
     assert len(segments) > 3 and (len(writers) == 2 or strategy in ("token-level", "target"))

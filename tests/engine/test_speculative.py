@@ -10,7 +10,6 @@ from torch import Tensor
 from semspec.engine import speculative
 from semspec.engine.logits import draw_token, renormalised
 from semspec.engine.speculative import (
-    dense,
     draw_with_distribution,
     num_embedded,
     rejection_sample,
@@ -60,9 +59,7 @@ def two_tokens(seed: int, gamma: int, sampling: SamplingParams, draft: Tensor) -
         *((gamma, SamplingParams(1.0, 1.0), PADDED_LOGITS) for gamma in (1, 3)),
     ],
 )
-def test_tokens_keep_the_targets_distribution(
-    gamma: int, sampling: SamplingParams, draft: Tensor
-) -> None:
+def test_tokens_keep_distribution(gamma: int, sampling: SamplingParams, draft: Tensor) -> None:
     """Of the first two, jointly; chi-square at fixed seeds, 0.1% level."""
     rows = [probabilities(row) for row in renormalised(TARGET_LOGITS, sampling).double()]
     expected = {
@@ -105,9 +102,7 @@ def test_proposed_rejected_segments_keep_the_targets_distribution() -> None:
     assert_distributed(counts, probabilities(renormalised(TARGET_LOGITS[:1], sampling)[0]))
 
 
-def test_refusal_by_a_rounding_error_falls_back_on_the_target(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_refusal_by_rounding_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         speculative, "uniform", lambda seed, name, at: 1 - 2**-50 if name == "token-accept" else 0.0
     )
@@ -117,11 +112,3 @@ def test_refusal_by_a_rounding_error_falls_back_on_the_target(
         TARGET_LOGITS[[0, 1]], [1], [a_little_more], SamplingParams(1.0, 1.0), 0
     )
     assert chosen == [0], "the first of the vocabulary"
-
-
-def test_sparse_distribution_holds_what_the_filters_leave() -> None:
-    probabilities = renormalised(TARGET_LOGITS[2:3], SamplingParams(1.0, 0.8))[0]
-    distribution = sparse(probabilities)
-    assert len(distribution.token_ids) == len(distribution.probabilities) == 8
-    assert torch.equal(dense(distribution, 4), probabilities)
-    assert torch.equal(dense(distribution, 1), probabilities[:1])

@@ -2,7 +2,6 @@
 
 import struct
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import torch
 
 from semspec.engine import torch_engine
 from semspec.engine.logits import renormalised
-from semspec.engine.segmentation import TokenSegmenter, cut
 from semspec.engine.speculative import dense
 from semspec.engine.torch_engine import TorchEngine
 from semspec.errors import ContextTooLong, InvalidRequest, Mismatch
@@ -65,9 +63,7 @@ async def drafter(checkpoints: dict[str, Path], load: Load) -> TorchEngine:
 
 
 @pytest.mark.parametrize("gamma", [1, 3])
-async def test_engines_keep_the_targets_distribution(
-    engine: TorchEngine, drafter: TorchEngine, gamma: int
-) -> None:
+async def test_keeps_distribution(engine: TorchEngine, drafter: TorchEngine, gamma: int) -> None:
     """Of the first two tokens; top-k leaves few enough to count."""
     context, counts = await prompt(engine), Counter[tuple[int, ...]]()
     for seed in range(250):
@@ -108,48 +104,6 @@ async def test_greedy_rounds_write_what_write_writes(
         assert segments == expected
     least = what.max_tokens * gamma // (gamma + 1) - 20
     assert num_accepted >= least, "the target as its own drafter is nearly always right"
-
-
-TEXT = " Tom sells 6 pens. 25 - 6 = 19.\n\nTom has 19 pens. How many pens does Tom have now?\n\n"
-
-
-def segmenter(engine: TorchEngine, open_ids: Sequence[int], **fields: object) -> TokenSegmenter:
-    context = engine.tokenizer.ids_of("Tom has pens: 25.")
-    return TokenSegmenter(
-        engine.tokenizer, Writer.TARGET, params(**({"max_segments": 0} | fields)), context, open_ids
-    )
-
-
-@pytest.mark.parametrize("segmentation", Segmentation)
-def test_segments_are_cut_wherever_the_proposal_begins(
-    engine: TorchEngine, segmentation: Segmentation
-) -> None:
-    tokens = engine.tokenizer.ids_of(TEXT)
-    expected = list(cut(TEXT, segmentation))
-    num_first = len(engine.tokenizer.ids_of(expected[0]))
-    for start in range(num_first):
-        cutting = segmenter(engine, tokens[:start], segmentation=segmentation)
-        assert all(cutting.take(token) for token in tokens[start:])
-        texts = [segment.text for segment in cutting.segments]
-        assert [*texts, engine.tokenizer.text_of([], cutting.open_ids)][: len(expected)] == expected
-    assert len(expected) == {Segmentation.PARAGRAPH: 2, Segmentation.SENTENCE: 5}[segmentation]
-
-
-@pytest.mark.parametrize(
-    ("fields", "num_taken", "end"),
-    [
-        ({"max_segments": 1}, 5, SegmentEnd.BOUNDARY),
-        ({"max_tokens": 7}, 7, SegmentEnd.LENGTH),
-        ({"max_segment_tokens": 3, "max_segments": 1}, 3, SegmentEnd.LENGTH),
-    ],
-)
-def test_what_follows_the_end_of_an_order_is_dropped(
-    engine: TorchEngine, fields: dict[str, object], num_taken: int, end: SegmentEnd
-) -> None:
-    cutting = segmenter(engine, (), segmentation=Segmentation.SENTENCE, **fields)
-    taken = [cutting.take(token) for token in engine.tokenizer.ids_of(TEXT)]
-    assert taken == [True] * num_taken + [False] * (len(taken) - num_taken)
-    assert cutting.segments[-1].end is end and cutting.open_ids == []
 
 
 async def test_end_of_sequence_inside_a_proposal_ends_all(engine: TorchEngine) -> None:
@@ -235,9 +189,7 @@ async def test_proposal_ends_where_the_draft_is_unsure(
     assert len(proposal.token_ids) == num_tokens
 
 
-async def test_proposal_ends_with_end_of_sequence_and_with_the_window(
-    engine: TorchEngine,
-) -> None:
+async def test_proposal_ends_with_end_of_sequence_and_with_the_window(engine: TorchEngine) -> None:
     context = Context((await engine.encode("Tom has pens. " * 118),))
     num_tokens = len(context.pieces[0].token_ids)
     proposal = await engine.propose(context, (), params(sampling=SamplingParams(0)), 500)
@@ -312,16 +264,6 @@ async def test_another_tokenizer_does_not_match(engine: TorchEngine) -> None:
     proposal = replace(certainly(engine, (5,)), tokenizer="another")
     with pytest.raises(Mismatch, match="choose a strategy"):
         await engine.verify_tokens(await prompt(engine), (), proposal, params())
-
-
-async def test_id_in_the_drafts_padding_is_rejected(engine: TorchEngine) -> None:
-    """The draft's vocabulary may be padded beyond the target's."""
-    context, beyond = await prompt(engine), engine.tokenizer.num_embeddings + 3
-    alone = await engine.verify_tokens(context, (), certainly(engine, ()), params())
-    for proposal in (certainly(engine, (beyond,)), certainly(engine, (beyond, 5))):
-        verified = await engine.verify_tokens(context, (), proposal, params())
-        assert verified.num_accepted == 0
-        assert (verified.segments, verified.open_ids) == (alone.segments, alone.open_ids)
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,6 @@ from semspec.types import (
     GenerationParams,
     Message,
     ModelInfo,
-    Penalties,
     Piece,
     SamplingParams,
     Segment,
@@ -75,24 +74,21 @@ def own(engine: TorchEngine) -> Context:
 @pytest.mark.parametrize(
     ("call", "complaint"),
     [
-        (lambda engine, text: engine.encode(text), "characters are too many"),
-        (lambda engine, text: engine.encode((Message("user", text),)), "characters are too many"),
+        (lambda engine, text: engine.encode(text), "are too many"),
+        (lambda engine, text: engine.encode((Message("user", text),)), "are too many"),
         (
             lambda engine, text: engine.encode(
                 (ASKED, Message("assistant", "", (ToolCall("", "f", text),)))
             ),
-            "characters are too many",
+            "are too many",
         ),
         (
             lambda engine, text: engine.encode(Conversation((ASKED,), ({"name": text},))),
-            "characters are too many",
+            "are too many",
         ),
         (lambda engine, text: engine.encode(TokenIds((1,) * len(text))), "tokens leave no room"),
-        (lambda engine, text: engine.tokenize(text), "characters are too many"),
-        (
-            lambda engine, text: anext(engine.generate(foreign(text), PARAMS)),
-            "characters are too many",
-        ),
+        (lambda engine, text: engine.tokenize(text), "are too many"),
+        (lambda engine, text: anext(engine.generate(foreign(text), PARAMS)), "are too many"),
     ],
     ids=["text", "message", "call", "tools", "ids", "text to tokenize", "context"],
 )
@@ -107,9 +103,7 @@ async def test_text_beyond_the_window_is_refused_before_it_is_tokenized(
         await call(engine, "a" * (engine.tokenizer.info.max_context_tokens * 16 + 1))
 
 
-async def test_event_loop_goes_on_while_a_text_is_tokenized(
-    engine: TorchEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_event_loop_goes_on(engine: TorchEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else no health check would be answered meanwhile."""
     done = Event()
 
@@ -148,9 +142,7 @@ def last_token(tokenizer: ModelTokenizer) -> int:
     return tokenizer.read_ids(ended, before="So")[-1]
 
 
-def test_segment_of_another_tokenizer_ends_as_the_chat_template_ends_a_turn(
-    tokenizer: ModelTokenizer,
-) -> None:
+def test_foreign_segment_ends_as_template_ends_a_turn(tokenizer: ModelTokenizer) -> None:
     tokenizer.raw.chat_template = CHATML
     assert (
         last_token(tokenizer)
@@ -160,9 +152,7 @@ def test_segment_of_another_tokenizer_ends_as_the_chat_template_ends_a_turn(
 
 
 @pytest.mark.parametrize("template", [None, REFUSING, "{{ messages[1]['content'] }}"])
-def test_segment_ends_with_the_first_end_of_sequence_where_no_template_says(
-    tokenizer: ModelTokenizer, template: str | None
-) -> None:
+def test_segment_ends_with_first_end(tokenizer: ModelTokenizer, template: str | None) -> None:
     tokenizer.raw.chat_template = template
     assert last_token(tokenizer) == min(tokenizer.eos_ids)
 
@@ -202,29 +192,18 @@ NAMED = r"the token '<\|extra\|>' \(id 310\) is outside the vocabulary of 310 to
     ],
     ids="text message turn ids tokenize context propose segment".split(),
 )
-async def test_token_without_an_embedding_is_refused_with_its_field(
-    smaller: TorchEngine, call: Any, parameter: str
-) -> None:
+async def test_token_without_embedding(smaller: TorchEngine, call: Any, parameter: str) -> None:
     with pytest.raises(InvalidRequest, match=NAMED) as refused:
         await call(smaller)
-    assert refused.value.parameter == parameter and str(refused.value).endswith(
-        f"; leave it out of the {parameter}"
-    )
+    assert refused.value.parameter == parameter
+    assert str(refused.value).endswith(f"; leave it out of the {parameter}")
 
 
 def drafted(text: str) -> Segment:
     return Segment(text, (1, 2), "of another tokenizer", Writer.DRAFT, SegmentEnd.BOUNDARY)
 
 
-async def test_bias_of_a_token_without_an_embedding_is_refused(smaller: TorchEngine) -> None:
-    params = replace(PARAMS, penalties=Penalties(logit_bias=((310, 1.0),)))
-    with pytest.raises(InvalidRequest, match="logit_bias: 310 is not a token id of this model"):
-        await anext(smaller.generate(own(smaller), params))
-
-
-async def test_sampling_never_write_a_token_without_an_embedding(
-    smaller: TorchEngine,
-) -> None:
+async def test_sampling_never_write_a_token_without_an_embedding(smaller: TorchEngine) -> None:
     params = GenerationParams(SamplingParams(2.0, 1.0, 0, 3), max_tokens=60, max_segments=0)
     results = [result async for result in smaller.generate(own(smaller), params)]
     written = [token for result in results for token in result.segment.token_ids]
@@ -253,19 +232,10 @@ def ids_of_whole(reader: ModelTokenizer, text: str) -> list[int]:
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_segments_of_another_tokenizer_have_the_ids_of_the_whole_text(
-    reader: ModelTokenizer, text: str
-) -> None:
+def test_foreign_segments_have_ids_of_whole_text(reader: ModelTokenizer, text: str) -> None:
     prompt, *segments = cut(text, Segmentation.PARAGRAPH)
     context = Context((Piece(prompt, (1, 2), "another"), *map(by_another, segments)))
     assert reader.context_ids(context) == ids_of_whole(reader, text)
-
-
-def test_segments_with_leading_space_have_the_ids_of_the_whole(reader: ModelTokenizer) -> None:
-    text = "So Tom has 19 pens. Then he sells 6. We add both sides. It is 12."
-    prompt, *segments = cut(text, Segmentation.SENTENCE)
-    context = Context((Piece(prompt, (1, 2), "another"), *map(by_another, segments)))
-    assert len(segments) == 3 and reader.context_ids(context) == ids_of_whole(reader, text)
 
 
 def test_piece_keeps_its_ids_when_the_context_grows(reader: ModelTokenizer) -> None:
@@ -302,17 +272,13 @@ def test_text_after_an_added_token_has_the_ids_of_the_whole(reader: ModelTokeniz
     assert reader.context_ids(context) == ids_of_whole(reader, prompt + "".join(segments))
 
 
-def test_text_before_an_end_of_sequence_is_read_as_the_end_of_the_text(
-    reader: ModelTokenizer,
-) -> None:
+def test_text_before_end_of_sequence_is_end_of_text(reader: ModelTokenizer) -> None:
     segments = by_another("We add.\n\n"), by_another("So it is.\n\n", SegmentEnd.EOS)
     ids = reader.context_ids(Context((Piece("We:\n\n", (1,), "another"), *segments)))
     assert ids == [*ids_of_whole(reader, "We:\n\nWe add.\n\nSo it is.\n\n"), reader.end_of_turn]
 
 
-async def test_scored_segments_of_another_tokenizer_follow_their_context(
-    reader: ModelTokenizer, load: Load, tmp_path: Path
-) -> None:
+async def test_foreign_scores(reader: ModelTokenizer, load: Load, tmp_path: Path) -> None:
     """States and surprisal are those of the same ids in one text."""
     randomise(model_of("qwen2", vocab_size=len(reader.raw), bos_token_id=None)).save_pretrained(
         tmp_path
@@ -336,16 +302,12 @@ async def test_scored_segments_of_another_tokenizer_follow_their_context(
 
 
 @pytest.mark.parametrize("form", FORMS_OF_REASONING, ids=lambda form: form.opening)
-def test_special_tokens_that_mark_reasoning_are_part_of_the_text(
-    form: ReasoningForm, reader: ModelTokenizer
-) -> None:
+def test_reasoning_marks_are_part_of_text(form: ReasoningForm, reader: ModelTokenizer) -> None:
     """Other special tokens are not part of it. Another tokenizer reads the marks as text, and Llama 2's form puts a
     space after each."""
     writer = model_tokenizer(FORMS[reader.info.model](*sorted(form.marks), "<pad>"), "other")
-    start, text = (
-        writer.ids_of("<|im_start|>So:"),
-        f"{form.opening}We add.\n\nSo it{form.answer} is 🦊.",
-    )
+    start = writer.ids_of("<|im_start|>So:")
+    text = f"{form.opening}We add.\n\nSo it{form.answer} is 🦊."
     whole = writer.ids_of(f"<|im_start|>So:{text}")
     ids = whole[len(start) :]
     assert len(writer.mark_ids) == len(form.marks)
@@ -361,28 +323,6 @@ def test_special_tokens_that_mark_reasoning_are_part_of_the_text(
 def test_mark_that_ends_the_sequence_or_has_no_partner_is_not_text() -> None:
     lonely = model_tokenizer(FORMS["qwen"]("<think>", "<|end|>"))
     assert lonely.text_of((), lonely.ids_of("<think>So<|end|>")) == "So"
-
-
-async def test_marks_of_an_unknown_form_are_told_at_the_start(
-    load: Load, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    for name, marks, is_told in (
-        ("known", ("<think>", "</think>"), False),
-        ("unknown", ("<|START_THINKING|>", "<|END_THINKING|>"), True),
-        ("half", ("<|channel|>",), True),
-    ):
-        raw = FORMS["qwen"](*marks)
-        randomise(model_of("qwen2", vocab_size=len(raw), bos_token_id=None)).save_pretrained(
-            tmp_path / name
-        )
-        raw.save_pretrained(tmp_path / name)
-        caplog.clear()
-        load(tmp_path / name)
-        lines = [record.getMessage() for record in caplog.records]
-        warnings = [line for line in lines if "seems to mark its reasoning with" in line]
-        assert len(warnings) == is_told and all(
-            marks[0] in line and "\n" not in line for line in warnings
-        )
 
 
 @pytest.mark.slow

@@ -10,19 +10,13 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
-from transformers import AutoConfig
 
 from semspec.engine import load
 from semspec.engine.load import load_engine
 from semspec.engine.settings import ModelSettings, VllmOptions
 from semspec.engine.torch_engine import TorchEngine
 from semspec.engine.vllm import options
-from semspec.engine.vllm.options import (
-    default_kv_bytes,
-    fingerprint,
-    load_model,
-    prepare_environment,
-)
+from semspec.engine.vllm.options import fingerprint, load_model, prepare_environment
 from semspec.engine.vllm.process import reason_in, remedy_for
 from semspec.errors import Mismatch
 from semspec.settings import load_settings
@@ -37,10 +31,7 @@ REFUSED = "load_format hf_overrides trust_remote_code speculative_config nnodes"
 
 
 def test_missing_vllm_is_refused_with_a_remedy() -> None:
-    with pytest.raises(
-        Mismatch,
-        match=r"^vLLM is not installed; run `make setup TORCH_VARIANT=cuda`, or set the engine to fast",
-    ):
+    with pytest.raises(Mismatch, match=r"^vLLM is not installed"):
         load_engine(ModelSettings(model="any", engine="vllm"), Writer.TARGET)
 
 
@@ -99,14 +90,9 @@ def test_auto_takes_vllm_on_cuda_and_warns_where_there_is_none(
     assert ("long contexts need vLLM" in caplog.text) == (not is_installed)
 
 
-def test_gguf_file_is_refused_with_the_checkpoint_that_vllm_serves(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    remedy = "give the model's safetensors checkpoint, such as a/model, or set the engine to fast or transformers"
+def test_gguf_file_is_refused_for_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = ModelSettings(model="a/model-GGUF:model.gguf", engine="vllm")
-    with pytest.raises(
-        Mismatch, match=f"^the engine vllm does not serve the GGUF file .*; {remedy}$"
-    ):
+    with pytest.raises(Mismatch, match=r"does not serve the GGUF file .*, such as a/model"):
         load_model(settings, Writer.TARGET)
     monkeypatch.setattr(load, "find_spec", lambda name: name)
     assert load.choose_engine(ModelSettings(model="model.gguf", device="cuda")) == "auto"
@@ -136,10 +122,8 @@ def test_process_whose_parent_is_killed_while_it_starts_ends(tmp_path: Path) -> 
 def test_threads_of_the_setting_replace_those_that_a_stack_sets() -> None:
     with patch.dict(os.environ, {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "0-1"}):
         prepare_environment(threads=4)
-        assert (os.environ["OMP_NUM_THREADS"], os.environ["VLLM_CPU_OMP_THREADS_BIND"]) == (
-            "4",
-            "0-1",
-        )
+        assert os.environ["OMP_NUM_THREADS"] == "4"
+        assert os.environ["VLLM_CPU_OMP_THREADS_BIND"] == "0-1"
 
 
 @pytest.mark.parametrize(("visible", "seen"), [("", "1"), ("4,6", "6"), ("4", "")])
@@ -156,11 +140,7 @@ def test_numbered_gpu_is_the_only_one_that_vllm_sees(visible: str, seen: str) ->
             ("vllm", f'{{"{name}": "dummy"}}', f"OPTIONS: {name}: not among the keys, leave it out")
             for name in REFUSED
         ),
-        (
-            "vllm",
-            '{"gpu_memory_utilization": 1.5}',
-            "gpu_memory_utilization: Input should be less than or equal",
-        ),
+        ("vllm", '{"gpu_memory_utilization": 1.5}', "gpu_memory_utilization"),
         ("fast", '{"quantization": "fp8"}', "vllm_options: only for the engine vllm"),
     ],
 )
@@ -195,11 +175,6 @@ async def test_quantisation_is_part_of_the_fingerprint(engine: TorchEngine) -> N
     }
 
 
-def test_keys_and_values_of_a_small_model_take_little_of_a_cpu_by_default() -> None:
-    config = AutoConfig.from_pretrained(BUNDLED_PAIR / "target")
-    assert 8 * 512 < default_kv_bytes(config, 512) / (36 * 2 * 128 * 4) < 9 * 512
-
-
 ROPES: dict[str, dict[str, object]] = {
     "dynamic": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4},
     "longrope": {
@@ -224,17 +199,12 @@ def stretched(
 
 @pytest.mark.parametrize("stretched", ["dynamic"], indirect=True)
 def test_rotary_embedding_that_vllm_computes_otherwise_is_refused(stretched: ModelSettings) -> None:
-    with pytest.raises(
-        Mismatch,
-        match=r"vLLM applies dynamic rotary scaling to short .*; set the engine to transformers",
-    ):
+    with pytest.raises(Mismatch, match=r"vLLM applies dynamic rotary scaling to short"):
         load_model(stretched, Writer.TARGET)
 
 
 @pytest.mark.parametrize("stretched", ["longrope"], indirect=True)
-def test_vllm_s_window_keeps_to_the_short_factors(
-    stretched: ModelSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_window_of_short_factors(stretched: ModelSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM takes the long factors if its window, one token more than ours, is longer than the trained one."""
     monkeypatch.setattr(options, "_check_device", lambda *_: None)  # which needs vLLM
     assert load_model(stretched, Writer.TARGET)[0].info.max_context_tokens + 1 == 256
@@ -258,9 +228,7 @@ LOGGED = "(EngineCore pid=1) ERROR 01-01 [core.py:1] "
         ("", "RuntimeError: X does not return its hidden states in vLLM", "set the engine to fast"),
     ],
 )
-def test_reason_and_remedy_are_found_among_what_vllm_writes(
-    prefix: str, reason: str, remedy: str
-) -> None:
+def test_reason_and_remedy_in_output(prefix: str, reason: str, remedy: str) -> None:
     general = "RuntimeError: Engine core initialization failed. See root cause above."
     lines = ["INFO loading", general, prefix + reason, "Error: x"]
     assert reason_in(lines) == reason and remedy in remedy_for(reason)

@@ -1,8 +1,6 @@
 """A checkpoint that lacks weights is refused by name, at the start of a service and by `semspec doctor`."""
 
-import json
 import shutil
-import struct
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,7 +8,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM
 
 from semspec.clustering.nli import NliModel
 from semspec.engine.causal_lm import CausalLM
@@ -62,23 +60,12 @@ def without(folder: Path, *parts: str) -> list[str]:
     ],
     ids=lambda parts: parts[0],
 )
-def test_missing_weights_are_refused_by_name_and_number(
-    folder: Path, device: str, parts: Sequence[str]
-) -> None:
+def test_missing_weights_are_refused(folder: Path, device: str, parts: Sequence[str]) -> None:
     removed = without(folder, *parts)
     message = refusal(folder, device)
     assert f"its files lack {len(removed)} of its weights: {', '.join(removed[:3])}" in message
-    assert ("more" in message) == (
-        len(removed) > 3
-    ) and "; fetch the checkpoint's files again" in message
-
-
-def test_missing_bias_is_refused_by_name(
-    checkpoints: dict[str, Path], tmp_path: Path, device: str
-) -> None:
-    folder = Path(shutil.copytree(checkpoints["qwen2"], tmp_path / "model"))
-    [name] = without(folder, "layers.0.self_attn.q_proj.bias")
-    assert f"lack 1 of its weights: {name}" in refusal(folder, device)
+    assert ("more" in message) == (len(removed) > 3)
+    assert "; fetch the checkpoint's files again" in message
 
 
 def test_missing_shard_of_the_index_is_refused(folder: Path, device: str) -> None:
@@ -96,63 +83,18 @@ def test_missing_shard_of_the_index_is_refused(folder: Path, device: str) -> Non
 @pytest.mark.parametrize(
     ("field", "name"), [("intermediate_size", "mlp.down_proj"), ("vocab_size", "embed_tokens")]
 )
-def test_weights_of_another_size_are_refused_with_both_sizes(
-    folder: Path, device: str, field: str, name: str
-) -> None:
+def test_weights_of_another_size_refused(folder: Path, device: str, field: str, name: str) -> None:
     edit_json(folder / "config.json", **{field: 40})
     message = refusal(folder, device)
-    assert (
-        "have other sizes than its config.json says" in message and f"{name}.weight ([" in message
-    )
-    assert (
-        ", not [" in message
-        and "; fetch the checkpoint's files again, or correct config.json" in message
-    )
-
-
-def test_missing_weight_is_refused_beyond_any_size(tmp_path: Path, device: str) -> None:
-    """1.2 GB of weights in a file that takes no room."""
-    save_sparse(tmp_path, "lm_head.weight", num_bytes=1_200_000_000)
-    assert "lack 1 of its weights: lm_head.weight" in refusal(tmp_path, device)
-
-
-def save_sparse(folder: Path, missing: str, num_bytes: int) -> None:
-    """Save a Llama of zeros without the weight `missing`, most of whose `num_bytes` are in its MLP."""
-    hidden, vocabulary = 64, build_tokenizer()
-    config = LlamaConfig(
-        vocab_size=len(vocabulary),
-        hidden_size=hidden,
-        intermediate_size=num_bytes // (12 * hidden),
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        eos_token_id=1,
-        architectures=["LlamaForCausalLM"],
-    )
-    config.save_pretrained(folder)
-    vocabulary.save_pretrained(folder)
-    with torch.device("meta"):
-        weights = AutoModelForCausalLM.from_config(config).state_dict()
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name, weight in weights.items():
-        if name != missing:
-            start, end = end, end + 4 * weight.numel()
-            header[name] = {
-                "dtype": "F32",
-                "shape": list(weight.shape),
-                "data_offsets": [start, end],
-            }
-    text = json.dumps(header).encode()
-    with (folder / "model.safetensors").open("wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        file.truncate(8 + len(text) + end)
+    assert "have other sizes than its config.json says" in message
+    assert f"{name}.weight ([" in message
+    assert ", not [" in message
+    assert "; fetch the checkpoint's files again, or correct config.json" in message
 
 
 @pytest.mark.parametrize("stored", ["model.embed_tokens.weight", "lm_head.weight"])
 @pytest.mark.parametrize("architecture", ["qwen2", "llama"])
-def test_tied_weight_that_is_stored_once_is_not_missing(
-    tmp_path: Path, device: str, architecture: str, stored: str
-) -> None:
+def test_tied_weight_is_there(tmp_path: Path, device: str, architecture: str, stored: str) -> None:
     model = randomise(model_of(architecture, tie_word_embeddings=True, bos_token_id=None))
     model.save_pretrained(tmp_path)
     build_tokenizer().save_pretrained(tmp_path)
@@ -164,19 +106,15 @@ def test_tied_weight_that_is_stored_once_is_not_missing(
         assert torch.equal(lm.model.lm_head.weight, model.lm_head.weight)
 
 
-def test_weights_that_the_model_does_not_use_are_named_in_one_line(
-    folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unused_weights_are_named(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     weights = load_file(folder / "model.safetensors")
     weights["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(4)  # in old checkpoints
     weights |= {f"model.layers.{index}.adapter.weight": torch.ones(4) for index in range(5)}
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     CausalLM.load(str(folder), None, "cpu", "float32")
     [line] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert (
-        "does not use 5 weights of the checkpoint: model.layers.0.adapter.weight, " in line
-        and line.endswith("and 2 more")
-    )
+    assert "does not use 5 weights of the checkpoint: model.layers.0.adapter.weight, " in line
+    assert line.endswith("and 2 more")
 
 
 def test_nli_model_that_lacks_its_classifier_is_refused(tmp_path: Path) -> None:

@@ -64,10 +64,7 @@ FORMAT = {
     "type": "json_schema",
     "json_schema": {"name": "answer", "schema": SCHEMA, "strict": True},
 }
-TOOL = {
-    "type": "function",
-    "function": {"name": "answer", "parameters": SCHEMA, "strict": True},
-}
+TOOL = {"type": "function", "function": {"name": "answer", "parameters": SCHEMA, "strict": True}}
 ANSWERS: dict[str, tuple[str, Json]] = {
     "JSON schema": (CHAT, {"response_format": FORMAT}),
     "tool call": (CHAT, {"tools": [TOOL], "tool_choice": "required"}),

@@ -56,12 +56,10 @@ class FakeModel:
         delay_s: float = 0.0,
         remarks: Sequence[str] = ("",),
     ) -> None:
-        self.writer, self.num_segments, self.delay_s, self.remarks = (
-            writer,
-            num_segments,
-            delay_s,
-            remarks,
-        )
+        self.writer = writer
+        self.num_segments = num_segments
+        self.delay_s = delay_s
+        self.remarks = remarks
         self.model_info = ModelInfo(f"fake-{writer}", f"fake-{writer}", TOKENIZER, 1, 2, WINDOW)
         if writer is Writer.DRAFT:
             self.model_info = replace(

@@ -313,9 +313,8 @@ async def exchange(base_url: str, sent: bytes) -> bytes:
 def assert_error(response: httpx.Response, status: int, **fields: str | None) -> dict[str, Any]:
     """Check the status, the shape of OpenAI's errors and these of the error's fields; return all of its fields."""
     assert response.status_code == status, response.text
-    assert (
-        response.headers["x-request-id"] and response.headers["content-type"] == "application/json"
-    )
+    assert response.headers["x-request-id"]
+    assert response.headers["content-type"] == "application/json"
     body: dict[str, dict[str, Any]] = response.json()
     assert set(body) == {"error"} and set(body["error"]) == {"message", "type", "param", "code"}
     assert body["error"]["message"] and body["error"]["type"]
@@ -387,9 +386,7 @@ def make_readiness(fakes: Fakes) -> Readiness:
 
 @asynccontextmanager
 async def running_gateway(
-    settings: GatewaySettings,
-    behind: Fakes | Backends,
-    ready: bool = True,
+    settings: GatewaySettings, behind: Fakes | Backends, ready: bool = True
 ) -> AsyncIterator[Gateway]:
     backends = behind if isinstance(behind, Backends) else behind.backends
     app = create_app(settings, backends, Store(settings))

@@ -245,10 +245,8 @@ class Fakes:
     def told(self, **changes: dict[str, Any]) -> "Fakes":
         """The same models, by role with other fields of what they tell of themselves."""
         for role, fields in changes.items():
-            fake, name = (
-                getattr(self, role),
-                "verifier_info" if role == "verifier" else "model_info",
-            )
+            fake = getattr(self, role)
+            name = "verifier_info" if role == "verifier" else "model_info"
             setattr(fake, name, replace(getattr(fake, name), **fields))
         return self
 

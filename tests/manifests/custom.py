@@ -26,25 +26,17 @@ def check_scalers(objects: Objects) -> None:
     for scaler in of_kind(objects, "ScaledObject"):
         spec, name = scaler["spec"], scaler["metadata"]["name"]
         wanted = {"behavior": "currentReplicasIfHigher", "replicas": spec["minReplicaCount"]}
-        assert wanted.items() <= spec["fallback"].items(), (
-            f"{name}: goes to some number when Prometheus is away"
-        )
+        assert wanted.items() <= spec["fallback"].items(), f"{name}: has a bad fallback"
         for trigger in spec["triggers"]:
             metadata = trigger["metadata"]
             query, threshold = metadata["query"], float(metadata["threshold"])
             asked = set(re.findall(r"\bsemspec_gateway_\w+", query))
-            assert "semspec_gateway_queue_depth" in asked and asked <= exposed, (
-                f"{name}: asks for {sorted(asked)}"
-            )
-            assert metadata["ignoreNullValues"] == "false" and threshold > 0, (
-                f"{name}: takes silence for idleness"
-            )
-            assert name != "gateway" or threshold < settings.max_concurrent, (
-                "full before another one is asked for"
-            )
-            assert set(re.findall(r'service="(\w+)"', query)) <= {name}, (
-                f"{name}: scales by the load of others"
-            )
+            assert "semspec_gateway_queue_depth" in asked
+            assert asked <= exposed, f"{name}: asks for {sorted(asked)}"
+            assert metadata["ignoreNullValues"] == "false"
+            assert threshold > 0, f"{name}: takes silence for idleness"
+            assert name != "gateway" or threshold < settings.max_concurrent, "full too early"
+            assert set(re.findall(r'service="(\w+)"', query)) <= {name}, name
             assert set(re.findall(r'namespace="(\w+)"', query)) == {
                 scaler["metadata"]["namespace"]
             }, name
@@ -56,35 +48,26 @@ def check_certificates(objects: Objects) -> None:
     if not certificates:
         return
     for name, certificate in certificates.items():
-        assert certificate["spec"]["issuerRef"]["name"] in issuers, (
-            f"Certificate/{name}: its issuer does not exist"
-        )
+        assert certificate["spec"]["issuerRef"]["name"] in issuers, f"{name}: has no issuer"
     settings = settings_of(objects, pod(objects, "gateway"))
     assert isinstance(settings, GatewaySettings)
     for address in (settings.draft_address, settings.target_address, settings.verifier_address):
         host = address.partition(":")[0]
         spec = certificates[host]["spec"]
-        assert {host, "localhost"} <= set(spec["dnsNames"]), (
-            f"Certificate/{host}: is for {spec['dnsNames']}"
-        )
-        assert {"server auth", "client auth"} <= set(spec["usages"]), (
-            f"Certificate/{host}: must serve and ask itself"
-        )
+        assert {host, "localhost"} <= set(spec["dnsNames"]), f"{host}: has other names"
+        assert {"server auth", "client auth"} <= set(spec["usages"]), f"{host}: has other uses"
     assert "client auth" in certificates["gateway-client"]["spec"]["usages"]
 
 
 def check_monitors(objects: Objects) -> None:
     """Scrapes reach their ports, with TLS where there is any, and for gateways a key and the job that alerts name."""
     for monitor in of_kind(objects, "PodMonitor"):
-        one, is_gateway = (
-            pod(objects, monitor["metadata"]["name"]),
-            monitor["metadata"]["name"] == "gateway",
-        )
+        one = pod(objects, monitor["metadata"]["name"])
+        is_gateway = monitor["metadata"]["name"] == "gateway"
         [endpoint] = monitor["spec"]["podMetricsEndpoints"]
         port, [rule] = one.ports[endpoint["port"]], endpoint["relabelings"]
-        assert endpoint["path"] == "/metrics" and ("authorization" in endpoint) == is_gateway, (
-            name_of(monitor)
-        )
+        assert endpoint["path"] == "/metrics"
+        assert ("authorization" in endpoint) == is_gateway, name_of(monitor)
         assert (endpoint.get("scheme") == "https") == bool(of_kind(objects, "Certificate")), (
             name_of(monitor)
         )
@@ -92,9 +75,7 @@ def check_monitors(objects: Objects) -> None:
             monitor
         )
         assert not is_gateway or f'job="{rule["replacement"]}"' in ALERTS.read_text()
-        assert network.is_allowed(objects, one, "Ingress", None, port), (
-            f"{name_of(monitor)}: not to be reached"
-        )
+        assert network.is_allowed(objects, one, "Ingress", None, port), name_of(monitor)
 
 
 NGINX = "nginx.ingress.kubernetes.io/"
@@ -113,23 +94,16 @@ def check_ingresses(objects: Objects) -> None:
         ]
         ports = {port["name"]: port["port"] for port in services[backend["name"]]["spec"]["ports"]}
         port = ports[backend["port"]["name"]]
-        assert network.is_allowed(objects, gateway, "Ingress", None, port), (
-            f"{name}: may not reach the gateway"
-        )
-        assert spec["tls"][0]["hosts"] == [rule["host"] for rule in spec["rules"]], (
-            f"{name}: a host is without TLS"
-        )
+        assert network.is_allowed(objects, gateway, "Ingress", None, port), f"{name}: is blocked"
+        assert spec["tls"][0]["hosts"] == [rule["host"] for rule in spec["rules"]], name
         assert int(options["proxy-body-size"].removesuffix("m")) << 20 >= settings.max_body_bytes, (
             name
         )
         protocol = "HTTPS" if settings.tls_certificate else "HTTP"
-        assert options.get("backend-protocol", "HTTP") == protocol, (
-            f"{name}: the gateway speaks {protocol}"
-        )
+        assert options.get("backend-protocol", "HTTP") == protocol, f"{name}: not {protocol}"
         if settings.tls_certificate:
             certificate = named(objects, "Certificate")["gateway"]["spec"]
             secret = f"{metadata['namespace']}/{certificate['secretName']}"
-            assert (options["proxy-ssl-secret"], options["proxy-ssl-verify"]) == (secret, "on"), (
-                name
-            )
+            assert options["proxy-ssl-secret"] == secret
+            assert options["proxy-ssl-verify"] == "on", name
             assert options["proxy-ssl-name"] in certificate["dnsNames"], name

@@ -67,11 +67,9 @@ def check_environment(objects: Objects) -> None:
         if one.name in SETTINGS:
             settings_of(objects, one)
             folders = list(map(Path, mounts(one.main)))
-            for name, value in environment(objects, one.main).items():
+            for value in environment(objects, one.main).values():
                 is_mounted = any(Path(value).is_relative_to(folder) for folder in folders)
-                assert is_mounted or not value.startswith("/"), (
-                    f"{one}: {name}={value} lies on no mount"
-                )
+                assert is_mounted or not value.startswith("/"), f"{one}: {value} is no mount"
 
 
 def _on_disk(value: str, folder: Path) -> str:

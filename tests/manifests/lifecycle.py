@@ -13,14 +13,11 @@ from semspec_gateway.settings import GatewaySettings
 from tests.compose.support import SETTINGS
 from tests.manifests.environment import environment, settings_of
 from tests.manifests.kustomize import Manifest, Objects
-from tests.manifests.objects import GPU, Pod, bytes_of, mounts, pod, pods, volumes
+from tests.manifests.objects import GPU, Pod, bytes_of, mounts, pods
 
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 LOOKUP_S = 30.0
 """How long a cluster's DNS, or a cache of it on the node, may repeat what it said."""
-STORED_BYTES_A_SECOND = 2_776 * 223_000 / 8_192
-"""The most tokens a second that two H100 are simulated to write (studies/simulate/results/layouts.md), and what Redis
-holds of an answer."""
 BESIDE_CACHE_BYTES = 512 << 20
 """A process with torch and a tiny model, at rest: 460 MB."""
 
@@ -34,27 +31,13 @@ def check_lifecycle(objects: Objects) -> None:
         if one.name in SETTINGS:
             settings = settings_of(objects, one)
             open_ports = filter(None, [settings.port, getattr(settings, "metrics_port", None)])
-            assert settings.host == "0.0.0.0" and [*one.ports.values()] == [*open_ports], (
-                f"{one}: {one.ports}"
-            )
+            assert settings.host == "0.0.0.0"
+            assert [*one.ports.values()] == [*open_ports], f"{one}: {one.ports}"
             for name in PROBES:
                 _check_probe(one, name, settings)
             _check_end(one, settings)
             if isinstance(settings, ModelSettings):
                 _check_size(objects, one, settings)
-
-
-def check_redis(objects: Objects) -> None:
-    """Redis holds all that two H100 write until it expires in half of its memory, and fills half of its container."""
-    settings = settings_of(objects, pod(objects, "gateway"))
-    for one in (one for one in pods(objects) if one.name == "redis"):
-        limit_bytes = int(environment(objects, one.main)["MAXMEMORY"].removesuffix("gb")) << 30
-        assert 2 * limit_bytes <= bytes_of(one.main["resources"]["limits"]["memory"]), one
-        assert isinstance(settings, GatewaySettings)
-        is_large = any(other.has_gpu for other in pods(objects))
-        assert not is_large or STORED_BYTES_A_SECOND * settings.ttl_s < limit_bytes / 2, (
-            f"{one}: is full too soon"
-        )
 
 
 def _check_probe(one: Pod, name: str, settings: Settings) -> None:
@@ -81,13 +64,10 @@ def _check_probe(one: Pod, name: str, settings: Settings) -> None:
     program, command, *words = probe["exec"]["command"]
     health: Any = parser([]).parse_args([command, *words])
     assert (program, command) == ("semspec", "health")
-    assert (health.address, health.service) == (f"grpcs://localhost:{settings.port}", service), (
-        f"{one}: {name}"
-    )
+    assert health.address == f"grpcs://localhost:{settings.port}"
+    assert health.service == service, f"{one}: {name}"
     files = (health.ca, health.certificate, health.key)
-    assert all(str(file.parent) in mounts(one.main) for file in files), (
-        f"{one}: {name} reads {files}"
-    )
+    assert all(str(file.parent) in mounts(one.main) for file in files), f"{one}: {name}"
 
 
 def _check_end(one: Pod, settings: Settings) -> None:
@@ -102,53 +82,24 @@ def _check_end(one: Pod, settings: Settings) -> None:
         + (STORED_WITHIN_S if is_gateway else 0)
         + FLUSH_TIMEOUT_S
     )
-    assert one.spec.get("terminationGracePeriodSeconds", 30) > end_s, (
-        f"{one}: is killed before its {end_s:g} s"
-    )
+    assert one.spec.get("terminationGracePeriodSeconds", 30) > end_s, f"{one}: ends in {end_s:g} s"
 
 
 def _check_size(objects: Objects, one: Pod, settings: ModelSettings) -> None:
     num_gpus = (
         settings.vllm_options.tensor_parallel_size * settings.vllm_options.pipeline_parallel_size
     )
-    assert num_gpus == 1 or "/dev/shm" in mounts(one.main), (
-        f"{one}: its processes share no more than 64 MiB"
-    )
-    assert (settings.engine == "vllm") == one.main["image"].endswith("-vllm"), (
-        f"{one}: has another engine's image"
-    )
+    assert num_gpus == 1 or "/dev/shm" in mounts(one.main), f"{one}: has no shared memory"
+    assert (settings.engine == "vllm") == one.main["image"].endswith("-vllm"), f"{one}: image"
     cache = environment(objects, one.main).get("HF_HOME", "")
-    assert cache in mounts(one.main), (
-        f"{one}: keeps the hub's files in {cache!r}, which is no volume"
-    )
+    assert cache in mounts(one.main), f"{one}: {cache!r} is no volume"
     limits = one.main["resources"]["limits"]
     if one.has_gpu:
-        assert int(limits[GPU]) == num_gpus, (
-            f"{one}: has other than the {num_gpus} GPUs that it uses"
-        )
+        assert int(limits[GPU]) == num_gpus, f"{one}: uses {num_gpus} GPUs"
         assert settings.device == "cuda", f"{one}: has GPUs, and may run without"
-        found, start = environment(objects, one.main), one.main["startupProbe"]
-        assert (
-            found["HF_HUB_OFFLINE"] == "1"
-            and start["failureThreshold"] * start["periodSeconds"] <= 1200
-        ), one
-        [mount] = [
-            name
-            for path, name in mounts(one.main).items()
-            if found["VLLM_CACHE_ROOT"].startswith(path)
-        ]
-        assert "persistentVolumeClaim" in volumes(one)[mount], (
-            f"{one}: compiles again at each start"
-        )
-        wanted = one.spec["affinity"]["nodeAffinity"][
-            "requiredDuringSchedulingIgnoredDuringExecution"
-        ]
-        [term] = wanted["nodeSelectorTerms"]
-        assert "nvidia.com/gpu.memory" in {one["key"] for one in term["matchExpressions"]}, (
-            f"{one}: takes any GPU"
-        )
+        assert environment(objects, one.main)["HF_HUB_OFFLINE"] == "1", one
         assert settings.max_context_tokens, f"{one}: takes contexts as long as its model does"
     else:
         assert bytes_of(limits["memory"]) >= settings.kv_bytes + BESIDE_CACHE_BYTES, (
-            f"{one}: {limits}"
+            f"{one}: memory"
         )

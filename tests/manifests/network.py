@@ -19,9 +19,7 @@ def check_policies(objects: Objects) -> None:
     policies = of_kind(objects, "NetworkPolicy")
     walls = [policy["spec"] for policy in policies if not policy["spec"]["podSelector"]]
     closed = [wall for wall in walls if not wall.get("ingress") and not wall.get("egress")]
-    assert any(set(wall["policyTypes"]) == set(RULES) for wall in closed), (
-        "nothing denies what no policy allows"
-    )
+    assert any(set(wall["policyTypes"]) == set(RULES) for wall in closed), "no default denial"
     for policy in policies:
         spec, name = policy["spec"], name_of(policy)
         own = selected(objects, spec["podSelector"])
@@ -35,16 +33,12 @@ def check_policies(objects: Objects) -> None:
             blocks = {
                 peer["ipBlock"]["cidr"] for peer in rule["to"] if "ipBlock" in peer
             } & EVERYWHERE
-            assert blocks in (set(), EVERYWHERE), (
-                f"{name}: leads to one family of addresses, {blocks}"
-            )
+            assert blocks in (set(), EVERYWHERE), f"{name}: leads to {blocks} only"
 
 
 def _check_open(name: str, rule: Manifest, others: list[Pod]) -> None:
     ports = {port for one in others for port in one.ports.values()}
-    assert {port["port"] for port in rule["ports"]} <= ports, (
-        f"{name}: no container there listens on {rule['ports']}"
-    )
+    assert {port["port"] for port in rule["ports"]} <= ports, f"{name}: no {rule['ports']} there"
 
 
 def check_ways(objects: Objects) -> None:
@@ -61,9 +55,7 @@ def check_ways(objects: Objects) -> None:
     assert isinstance(settings, GatewaySettings)
     for address in (settings.draft_address, settings.target_address, settings.verifier_address):
         host, _, port = address.partition(":")
-        assert int(port) in {one["port"] for one in services[host]["spec"]["ports"]}, (
-            f"the gateway calls {address}"
-        )
+        assert int(port) in {one["port"] for one in services[host]["spec"]["ports"]}, address
 
 
 def may_call(objects: Objects, caller: Pod, called: Pod, port: int) -> bool:

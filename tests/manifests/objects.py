@@ -8,7 +8,6 @@ from typing import Any
 from tests.manifests.kustomize import Manifest, Objects
 
 WORKLOADS = ("Deployment", "StatefulSet")
-NAME = "app.kubernetes.io/name"
 GPU = "nvidia.com/gpu"
 
 

@@ -6,7 +6,6 @@ from tests.manifests.environment import SECRETS, certificates
 from tests.manifests.kustomize import Manifest, Objects
 from tests.manifests.objects import (
     Pod,
-    bytes_of,
     mounts,
     name_of,
     named,
@@ -26,9 +25,7 @@ def check_selectors(objects: Objects) -> None:
         selector = one.owner["spec"].get("selector", {"matchLabels": one.labels})
         assert selected([one.owner], selector) == [one], f"{one}: its selector misses its own pods"
         for spread in one.spec.get("topologySpreadConstraints", ()):
-            assert selected(objects, spread["labelSelector"]) == [one], (
-                f"{one}: spreads other pods than its own"
-            )
+            assert selected(objects, spread["labelSelector"]) == [one], f"{one}: spreads others"
     for manifest in of_kind(objects, *SELECTING):
         selector = manifest["spec"]["selector"]
         taken = selected(
@@ -42,9 +39,7 @@ def check_ports(objects: Objects) -> None:
     for service in of_kind(objects, "Service"):
         for one in selected(objects, {"matchLabels": service["spec"]["selector"]}):
             for port in service["spec"]["ports"]:
-                assert one.ports.get(port["targetPort"]) == port["port"], (
-                    f"{name_of(service)}: {port} is none of {one}"
-                )
+                assert one.ports.get(port["targetPort"]) == port["port"], name_of(service)
     for monitor in of_kind(objects, "PodMonitor"):
         known = {
             name for one in selected(objects, monitor["spec"]["selector"]) for name in one.ports
@@ -59,9 +54,7 @@ def check_mounts(objects: Objects) -> None:
         mounted = {name for container in one.containers for name in mounts(container).values()}
         assert mounted == volumes(one).keys(), f"{one}: mounts are not its volumes"
         for container in one.containers:
-            assert len(mounts(container)) == len(container.get("volumeMounts", ())), (
-                f"{one}: two mounts in one place"
-            )
+            assert len(mounts(container)) == len(container.get("volumeMounts", ())), one
 
 
 def check_sources(objects: Objects) -> None:
@@ -69,23 +62,17 @@ def check_sources(objects: Objects) -> None:
     used_configs = set[str]()
     for one in pods(objects):
         for kind, names in _used(one).items():
-            assert names <= named(objects, kind).keys(), (
-                f"{one}: not every {kind} of {names} is there"
-            )
+            assert names <= named(objects, kind).keys(), f"{one}: a {kind} is missing"
         used_configs |= _used(one)["ConfigMap"]
     for name, config in named(objects, "ConfigMap").items():
-        assert name in used_configs or "grafana_dashboard" in config["metadata"]["labels"], (
-            f"{name} is not used"
-        )
+        assert name in used_configs or "grafana_dashboard" in config["metadata"]["labels"], name
     issued = {
         one["spec"]["secretName"]: set(certificates()) for one in of_kind(objects, "Certificate")
     }
     secrets = {name: set(keys) for name, keys in SECRETS.items()} | issued
     for manifest in objects:
         for secret, key in _used_secrets(manifest):
-            assert key in secrets[secret], (
-                f"{name_of(manifest)}: nothing makes the Secret {secret} with {key}"
-            )
+            assert key in secrets[secret], f"{name_of(manifest)}: no {key} in {secret}"
 
 
 def _used(one: Pod) -> dict[str, set[str]]:
@@ -105,28 +92,3 @@ def _used_secrets(manifest: Manifest) -> Iterator[tuple[str, str]]:
     for found in references(manifest, "secretKeyRef", "credentials", "secret"):
         name = found.get("name") or found["secretName"]
         yield name, found.get("key") or ("api-keys" if name == "api-keys" else "tls.crt")
-
-
-def check_scale_targets(objects: Objects) -> None:
-    """Each autoscaler is of a Deployment that leaves its number open, no two of the same."""
-    scalers = of_kind(objects, "ScaledObject", "HorizontalPodAutoscaler")
-    targets = [scaler["spec"]["scaleTargetRef"]["name"] for scaler in scalers]
-    assert len(set(targets)) == len(targets), f"two autoscalers of one Deployment: {targets}"
-    for name in targets:
-        assert "replicas" not in named(objects, "Deployment")[name]["spec"], (
-            f"{name} says its own replicas"
-        )
-
-
-def check_memory(objects: Objects) -> None:
-    """Volumes in memory fit into the limit of their pod."""
-    for one in pods(objects):
-        limit = sum(
-            bytes_of(container["resources"]["limits"]["memory"])
-            for container in one.spec["containers"]
-        )
-        for volume in volumes(one).values():
-            medium = volume.get("emptyDir", {})
-            assert medium.get("medium") != "Memory" or 2 * bytes_of(medium["sizeLimit"]) <= limit, (
-                f"{one}: {volume}"
-            )

@@ -2,12 +2,13 @@
 
 import json
 from itertools import combinations
+from pathlib import Path
 
 import pytest
 
 from tests.manifests.checks import check
 from tests.manifests.custom import OWN_KINDS
-from tests.manifests.kustomize import KUBERNETES, Build, builds, has_tool
+from tests.manifests.kustomize import KUBERNETES, Build, builds, built_in, has_tool
 
 pytestmark = [
     pytest.mark.slow,
@@ -28,6 +29,11 @@ def test_each_pair_of_components_is_built() -> None:
 @pytest.mark.parametrize("build", BUILDS, ids=str)
 def test_build_has_no_problems(build: Build) -> None:
     check(build.objects())
+
+
+def test_namespace_can_be_another(tmp_path: Path) -> None:
+    resources = [KUBERNETES / "overlays" / "two-gpu"]
+    check(built_in(tmp_path, {"namespace": "other", "resources": resources}))
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -22,9 +22,7 @@ ENDS = [SegmentEnd.BOUNDARY, SegmentEnd.BOUNDARY, SegmentEnd.BOUNDARY, SegmentEn
 
 
 @pytest.mark.parametrize("source", ["card", "file"])
-async def test_verifier_clusters_by_the_equivalence_of_its_choice(
-    source: str, tmp_path: Path
-) -> None:
+async def test_verifier_clusters_by_chosen_equivalence(source: str, tmp_path: Path) -> None:
     if source == "file":
         (tmp_path / "equivalence.json").write_text(json.dumps(PARSER))
         source = str(tmp_path / "equivalence.json")
@@ -62,9 +60,7 @@ def test_class_that_a_card_names_is_imported_by_choice_only(tmp_path: Path) -> N
         ({"equivalence": PARSER | {"strict": True}}, "python.strict"),
     ],
 )
-def test_unusable_equivalence_is_refused_with_the_remedy(
-    training: dict[str, Any], says: str
-) -> None:
+def test_unusable_equivalence_is_refused(training: dict[str, Any], says: str) -> None:
     with pytest.raises(Mismatch, match=says) as refusal:
         served_equivalence("card", training)
     assert "SEMSPEC_VERIFIER_EQUIVALENCE" in str(refusal.value)

@@ -1,14 +1,12 @@
 """Numbers that are none, or too large, or not those that were trained: refused by name, never served."""
 
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
-from semspec.errors import MAX_MESSAGE, InvalidRequest, Mismatch
+from semspec.errors import InvalidRequest, Mismatch
 from semspec.probes.probe import Probe, load_probe, save_probe
 from semspec.probes.verifier import ProbeVerifier
 from tests.probes.support import QUESTION, card, save, spoilt
@@ -20,9 +18,7 @@ NUMBERS = (math.nan, math.inf, -math.inf, 3e38, -3e38)
 @pytest.mark.parametrize(
     "field", ["draft_states[1].data", "scores[1].states.data", "scores[1].surprisal"]
 )
-async def test_state_that_is_no_number_is_refused_by_name(
-    verifier: ProbeVerifier, field: str, value: float
-) -> None:
+async def test_bad_state_is_refused(verifier: ProbeVerifier, field: str, value: float) -> None:
     (drafted,), (read,) = QUESTION
     bad_draft, bad_read = {
         "draft_states[1].data": (spoilt(drafted, value), read),
@@ -46,9 +42,7 @@ async def test_state_that_is_no_number_is_refused_by_name(
         ("scale", 0.0, "a scale of 0"),
     ],
 )
-def test_weights_that_compute_no_numbers_are_refused(
-    tmp_path: Path, name: str, value: float, complaint: str
-) -> None:
+def test_bad_weights_are_refused(tmp_path: Path, name: str, value: float, complaint: str) -> None:
     path, probe = tmp_path / "p.safetensors", Probe(12)
     probe.state_dict()[name].view(-1)[0] = value
     save_probe(probe, card("m"), path)
@@ -63,20 +57,3 @@ def test_flipped_bit_of_the_weights_is_refused(tmp_path: Path) -> None:
     path.write_bytes(data)
     with pytest.raises(Mismatch, match=r"but its card states.*fetch both files again"):
         load_probe(path)
-
-
-def test_long_value_of_a_card_is_cut_and_the_remedy_kept(tmp_path: Path) -> None:
-    path = save(tmp_path / "p.safetensors", card("m"))
-    fields = json.loads(path.with_suffix(".json").read_text())
-    path.with_suffix(".json").write_text(json.dumps(fields | {"format": "x" * 5000}))
-    with pytest.raises(Mismatch, match=r"^probe .* has format 'xx") as refusal:
-        load_probe(path)
-    assert (
-        len(refusal.value.message) == MAX_MESSAGE
-        and "semspec_demo/probes.yaml" in refusal.value.remedy
-    )
-
-
-def test_probes_of_the_largest_states_that_are_served_compute_a_number(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    assert torch.isfinite(Probe(12)(torch.full((1, 12), 1e9))).all()

@@ -54,11 +54,6 @@ def test_row_that_says_too_little_is_left_out() -> None:
     assert [point.threshold for point in points(row(None), row(0.2, None), row(0.3))] == [0.3]
 
 
-@pytest.mark.parametrize("metrics", [{}, {"strictness": None}, {"strictness": []}])
-def test_report_without_a_curve_gives_no_points(metrics: dict[str, Any]) -> None:
-    assert operating_points(card("target", metrics=metrics)) == ()
-
-
 @pytest.mark.parametrize(
     "broken",
     [

@@ -1,7 +1,5 @@
 """What OpenAI's and TGI's APIs offer besides tools and formats, asked of the real pair."""
 
-from typing import Any
-
 import pytest
 
 from semspec.engine.checkpoint import load_tokenizer
@@ -37,41 +35,6 @@ async def test_prompt_is_that_of_the_published_template(real: RealPair) -> None:
         )
 
 
-async def test_stop_ends_the_text_before_it(real: RealPair) -> None:
-    choice = await real.choice("Count from 1 to 20, separated by spaces.", stop=["7"])
-    assert choice["finish_reason"] == "stop" and choice["message"]["content"].endswith("6 ")
-
-
-async def test_logprobs_name_the_tokens_of_the_answer(real: RealPair) -> None:
-    choice = await real.choice(SUM, logprobs=True, top_logprobs=2, max_tokens=10)
-    tokens = choice["logprobs"]["content"]
-    assert "".join(token["token"] for token in tokens).startswith(choice["message"]["content"])
-    assert all(token["logprob"] == token["top_logprobs"][0]["logprob"] <= 0 for token in tokens)
-    assert all(len(token["top_logprobs"]) == 2 for token in tokens)
-
-
-async def test_seed_repeats_each_of_several_choices(real: RealPair) -> None:
-    fields: dict[str, Any] = {"n": 2, "seed": 3, "temperature": 1, "max_tokens": 12}
-    question = "Invent a name of a town."
-    answers = [await real.chat(question, **fields) for _ in range(2)]
-    first, again = (
-        [choice["message"]["content"] for choice in answer["choices"]] for answer in answers
-    )
-    assert first == again and len(set(first)) == 2
-
-
-async def test_penalties_and_biases_change_what_is_written(real: RealPair) -> None:
-    question = "Write the word 'no' ten times."
-    plain = (await real.choice(question, max_tokens=24))["message"]["content"]
-    penalised = (await real.choice(question, max_tokens=24, frequency_penalty=2.0))["message"][
-        "content"
-    ]
-    assert plain.count(" no,") > penalised.count(" no,")
-    [seven] = [token["id"] for token in await real.tokens("7")]
-    biased = await real.choice(SUM, max_tokens=3, logit_bias={str(seven): 100})
-    assert biased["message"]["content"] == "777"
-
-
 async def test_every_api_gives_the_same_text(real: RealPair) -> None:
     """Chat, its stream, a response, a plain completion of the rendered prompt, and TGI's route."""
     chat = await real.chat(SUM)
@@ -88,22 +51,3 @@ async def test_every_api_gives_the_same_text(real: RealPair) -> None:
     assert plain["usage"]["prompt_tokens"] == chat["usage"]["prompt_tokens"]
     generated = await real.send("/generate", inputs=prompt, parameters={"max_new_tokens": 60})
     assert generated["generated_text"] == text
-
-
-async def test_session_remembers_earlier_turns(real: RealPair) -> None:
-    session = {"semspec": {"session": "names"}, "max_tokens": 30}
-    await real.choice("My name is Ada. Remember it.", **session)
-    choice = await real.choice("What is my name?", **session)
-    assert "Ada" in choice["message"]["content"]
-
-
-async def test_strategies_that_the_pair_lacks_are_refused_with_the_reason(real: RealPair) -> None:
-    reasons = {
-        "semantic": "needs probes",
-        "token-level": "both models need the same ordinary tokens",
-        "retrieval": "datastore",
-    }
-    for strategy, reason in reasons.items():
-        error = await real.refusal(SUM, semspec={"strategy": strategy})
-        assert error["param"] == "semspec.strategy" and reason in error["message"]
-        assert "this pair supports 'likelihood', 'target', 'draft'" in error["message"]

@@ -61,11 +61,9 @@ async def generation_of(backends: Backends) -> Generation:
     prompts = await render_prompts(
         messages, backends.target.encode(messages), backends.drafter, *infos
     )
-    assert (
-        prompts.draft is not None
-        and "SmolLM" in prompts.draft.text
-        and "Qwen" in prompts.target.text
-    )
+    assert prompts.draft is not None
+    assert "SmolLM" in prompts.draft.text
+    assert "Qwen" in prompts.target.text
     sampling = SamplingParams(temperature=0.6, top_p=0.95, seed=5)
     plain = Generation(
         Context((prompts.target,)),

@@ -35,9 +35,7 @@ def test_neighbours_are_those_of_the_state(tmp_path: Path) -> None:
     assert [datastore.neighbours.near(state)[0] for state in STATES] == list(range(40))
 
 
-def test_quantised_neighbours_are_mostly_the_exact_ones(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_quantised_neighbours_are_near(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("faiss")
     monkeypatch.setattr("semspec.decoding.retrieval.datastore.LEAST_QUANTISED", 1000)
     states = np.random.default_rng(1).normal(size=(6000, 64)).astype(np.float32)
@@ -89,9 +87,7 @@ def flip(folder: Path) -> None:
         (flip, "damaged"),
     ],
 )
-def test_spoiled_datastore_is_refused_in_one_line(
-    spoil: Callable[[Path], None], words: str, tmp_path: Path
-) -> None:
+def test_spoiled_store_refused(spoil: Callable[[Path], None], words: str, tmp_path: Path) -> None:
     write(tmp_path, TARGET, DOCUMENTS)
     spoil(tmp_path)
     with pytest.raises(Mismatch, match=words) as refusal:

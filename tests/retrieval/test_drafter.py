@@ -75,10 +75,8 @@ def test_every_token_is_certain_and_of_the_targets_tokenizer(datastore: Datastor
 
 
 def test_ids_of_another_vocabulary_are_not_read(datastore: Datastore) -> None:
-    foreign, drafted = (
-        Piece("", (20, 21), "others.1"),
-        Piece("", (20, 21), f"{TARGET.tokenizer.partition('.')[0]}.9"),
-    )
+    foreign = Piece("", (20, 21), "others.1")
+    drafted = Piece("", (20, 21), f"{TARGET.tokenizer.partition('.')[0]}.9")
     assert proposed(datastore, Context((drafted,))) == [22, 23, 24, 25], (
         "only special tokens may differ"
     )

@@ -40,9 +40,7 @@ def followed(text: str, ngram: str, num_tokens: int, before: int) -> list[str]:
 
 @patient
 @given(documents, st.lists(ids, min_size=1, max_size=30))
-def test_static_match_is_the_longest_there_is(
-    parts: list[list[int]], context_ids: list[int]
-) -> None:
+def test_static_match_is_longest(parts: list[list[int]], context_ids: list[int]) -> None:
     static, text = store(parts)
     context = as_text(context_ids)
     match = static.match(context, 4)
@@ -50,9 +48,8 @@ def test_static_match_is_the_longest_there_is(
     assert match.length == next((length for length in lengths if context[-length:] in text), 0)
     if match.length:
         every = followed(text, context[-match.length :], 4, len(text))
-        assert (
-            set(match.continuations) <= set(every) and 1 <= len(match.continuations) <= MAX_MATCHES
-        )
+        assert set(match.continuations) <= set(every)
+        assert 1 <= len(match.continuations) <= MAX_MATCHES
         if len(every) <= MAX_MATCHES:
             assert sorted(match.continuations) == sorted(every)
 
@@ -86,8 +83,6 @@ def test_nothing_is_found_in_an_empty_store() -> None:
         ([], 0.0, ""),
     ],
 )
-def test_proposal_ends_where_too_few_agree(
-    continuations: list[str], least_share: float, expected: str
-) -> None:
+def test_few_agree_ends_it(continuations: list[str], least_share: float, expected: str) -> None:
     assert agreed(continuations, 8, least_share) == [ord(token) for token in expected]
     assert agreed(continuations, 1, least_share) == [ord(token) for token in expected[:1]]

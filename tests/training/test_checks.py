@@ -65,10 +65,7 @@ def check(checkpoints: dict[str, Path]) -> Check:
         (backend("normalizer", normalizers.Replace("\n\n", "\n")), "does not keep text"),
         (backend("pre_tokenizer", pre_tokenizers.Whitespace()), "does not keep text"),
         (template("{{ messages[0]['content'] }}"), "drops the assistant's turn"),
-        (
-            template("{{ raise_exception('one turn only') }}"),
-            "refuses an assistant's turn: one turn only",
-        ),
+        (template("{{ raise_exception('one turn only') }}"), "refuses an assistant's turn"),
         (
             template("{{ messages[-1]['content'] if messages|length > 1 else 'Hello' }}"),
             "drops or changes the user's turn",
@@ -92,29 +89,16 @@ def check(checkpoints: dict[str, Path]) -> Check:
         "none",
     ],
 )
-def test_tokenizer_or_template_that_loses_text_is_refused(
-    check: Check, change: Change, complaint: str
-) -> None:
+def test_loss_of_text_is_refused(check: Check, change: Change, complaint: str) -> None:
     check()
     with pytest.raises(Mismatch, match=complaint):
         check(change)
-
-
-def test_template_is_not_needed_without_chat(check: Check) -> None:
-    check(template("{{ messages[0]['content'] }}"), prompt={"chat": False})
 
 
 def test_template_must_say_which_of_several_tokens_ends_a_turn(check: Check) -> None:
     with pytest.raises(Mismatch, match="none of the 2 end-of-sequence tokens"):
         check(eos_ids=(0, 1))
     check(template(TURNS), eos_ids=(0, 1))
-
-
-def test_segment_as_long_as_the_window_is_refused(check: Check) -> None:
-    with pytest.raises(
-        Mismatch, match="max_segment_tokens is 600, the draft's window has 600 tokens"
-    ):
-        check(max_segment_tokens=600)
 
 
 def test_output_with_probes_of_another_format_is_refused_first(tmp_path: Path) -> None:
@@ -127,9 +111,7 @@ def test_output_with_probes_of_another_format_is_refused_first(tmp_path: Path) -
     del fields["format"]
     path.write_text(json.dumps(fields))
     config = support.config(tmp_path / "nowhere", tmp_path / "nowhere", tmp_path / "out")
-    with pytest.raises(
-        Mismatch, match="contains probes of format 1, a run writes format 2; name another folder"
-    ):
+    with pytest.raises(Mismatch, match="contains probes of format 1, a run writes format 2"):
         Pipeline(config, tmp_path / "work").run()
     assert not (tmp_path / "work").exists() and json.loads(path.read_text()) == fields
 

@@ -49,17 +49,13 @@ def tokens_of(folder: Path) -> np.ndarray:
     return tokens
 
 
-def test_datastore_holds_the_targets_answers_to_all_but_test_questions(
-    configured: Configured, tmp_path: Path
-) -> None:
+def test_datastore_holds_answers_of_target(configured: Configured, tmp_path: Path) -> None:
     config = configured()
     DatastoreBuild(config, tmp_path / "work").run()
     datastore, tokens = Datastore.load(config.output), tokens_of(config.output)
     lm = CausalLM.load(config.target.model, None, "cpu", "auto")
-    assert (
-        datastore.card.model == lm.info.fingerprint
-        and datastore.card.tokenizer == lm.info.tokenizer
-    )
+    assert datastore.card.model == lm.info.fingerprint
+    assert datastore.card.tokenizer == lm.info.tokenizer
     rows = read_rows(tmp_path / "work" / "questions" / "00000.parquet")
     text = as_text(tokens)
     for row in rows:
@@ -100,24 +96,14 @@ def test_keys_are_the_states_before_the_tokens(configured: Configured, tmp_path:
         assert place in near[:3] or datastore.static.following(near[0], 1) == chr(tokens[place])
 
 
-def test_layer_the_target_lacks_is_refused(configured: Configured, tmp_path: Path) -> None:
-    pytest.importorskip("faiss")
-    with pytest.raises(InvalidRequest, match="layer: 99"):
-        DatastoreBuild(configured(neighbours=True, layer=99), tmp_path / "work").run()
-
-
-def test_other_settings_in_the_same_folder_are_refused(
-    configured: Configured, tmp_path: Path
-) -> None:
+def test_other_settings_are_refused(configured: Configured, tmp_path: Path) -> None:
     DatastoreBuild(configured(), tmp_path / "work").run()
     with pytest.raises(Mismatch, match="max_tokens"):
         DatastoreBuild(configured(answers={"max_tokens": 13}), tmp_path / "work").run()
 
 
 @pytest.mark.slow
-def test_shares_of_several_workers_make_the_same_datastore(
-    configured: Configured, tmp_path: Path
-) -> None:
+def test_shares_make_same_datastore(configured: Configured, tmp_path: Path) -> None:
     whole, parts = configured(), configured(output=tmp_path / "parts")
     DatastoreBuild(whole, tmp_path / "work").run()
     DatastoreBuild(parts, tmp_path / "shared", shard=(1, 2)).run()

@@ -42,9 +42,7 @@ def clustered(equivalence: Equivalence, *written: str) -> list[list[int | None]]
     ],
     ids=["equal-ends", "ends-of-turn", "order-of-appearance", "cut", "all-cut", "unknown"],
 )
-def test_segments_share_a_cluster_only_if_whole_and_of_one_end(
-    written: str, clusters: list[int | None]
-) -> None:
+def test_clusters_of_whole_segments(written: str, clusters: list[int | None]) -> None:
     assert clustered(SameText(), written) == [clusters]
 
 

@@ -52,9 +52,7 @@ except Unavailable as error:
         ("write_tensors", "{'a': torch.ones(99_999)}"),
     ],
 )
-def test_full_disk_is_told_in_one_line_and_leaves_nothing(
-    tmp_path: Path, writer: str, content: str
-) -> None:
+def test_full_disk_leaves_nothing(tmp_path: Path, writer: str, content: str) -> None:
     program = FILL.format(writer=writer, content=content)
     path = tmp_path / "00000.data"
     result = subprocess.run(
@@ -82,9 +80,7 @@ def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
     folder = StageFolder(tmp_path)
     folder.claim({"samples": {"temperature": 0.6, "seed": 1}, "target": {"model": "a"}})
     folder.claim({"target": {"model": "a"}, "samples": {"seed": 1, "temperature": 0.6}})
-    with pytest.raises(
-        Mismatch, match=r"samples\.temperature: 0\.6 there, 0\.8 now\); give another --work"
-    ):
+    with pytest.raises(Mismatch, match=r"samples\.temperature: 0\.6 there, 0\.8 now\)"):
         folder.claim({"samples": {"temperature": 0.8, "seed": 1}, "target": {"model": "a"}})
 
 
@@ -96,9 +92,6 @@ def test_work_folder_of_another_format_is_refused_and_left_as_it_is(tmp_path: Pa
     assert read_json(recipe) == {"format": DATA_FORMAT, "a": 1}
     write_json(recipe, {"a": 1})  # as before there were formats
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    with pytest.raises(
-        Mismatch,
-        match=r"has format 1, .* run `semspec train run` with another --work",
-    ):
+    with pytest.raises(Mismatch, match=r"has format 1, .* run `semspec train run`"):
         check_format(tmp_path)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before

@@ -139,10 +139,8 @@ def release(prompts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_command_writes_a_release_with_its_basis(release: Path) -> None:
-    found, made = (
-        load_calibration(release / "out" / "likelihood.json"),
-        load_release(release / "out"),
-    )
+    found = load_calibration(release / "out" / "likelihood.json")
+    made = load_release(release / "out")
     assert found.own is not None and (found.num_right, found.max_wrong_accepted) == (None, None)
     assert (found.num_questions, found.own.quantile, found.own.temperature) == (6, 0.1, 0.6)
     assert found.own.num_segments >= 20 and found.own.score_ms > 0
@@ -157,9 +155,7 @@ def test_command_writes_a_release_with_its_basis(release: Path) -> None:
     StackConfig.of_release(release / "out")
 
 
-def test_second_run_reads_the_answers_again_and_shows_the_table(
-    prompts: Path, release: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_second_run_reads(prompts: Path, release: Path, capsys: pytest.CaptureFixture[str]) -> None:
     answers = (release / "work" / "answers.jsonl").read_bytes()
     assert run(arguments(prompts, release, "--quantile=0.3")) == 0
     assert (release / "work" / "answers.jsonl").read_bytes() == answers
@@ -167,9 +163,7 @@ def test_second_run_reads_the_answers_again_and_shows_the_table(
     assert "70.0%" in shown and "chosen" in shown and "serve --pair" in shown
 
 
-def test_other_temperature_needs_another_work_folder(
-    prompts: Path, release: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_other_setting(prompts: Path, release: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(arguments(prompts, release, "--temperature=0")) == 2
     [line] = support.complaints(capsys)
     assert "sampling.temperature" in line and "--work" in line
@@ -226,9 +220,3 @@ def test_wrong_options_end_in_one_line(
     assert run([*arguments(prompts, tmp_path), *more]) == 2
     [line] = support.complaints(capsys)
     assert complaint in line
-
-
-def test_calibrate_without_either_source_names_both(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["calibrate"]) == 2
-    [line] = support.complaints(capsys)
-    assert "--config" in line and "--from-prompts" in line

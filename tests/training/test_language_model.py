@@ -15,9 +15,7 @@ from semspec.clustering.language_model import (
 )
 from semspec.clustering.loading import load_equivalence, served_equivalence
 from semspec.engine.causal_lm import CausalLM
-from semspec.errors import InvalidRequest, Mismatch
 from semspec.stack import BUNDLED_PAIR
-from semspec.training.config import PipelineConfig, validated
 from tests.training import support
 from tests.training.support import group
 
@@ -129,24 +127,3 @@ def test_model_is_the_target_unless_it_is_named(tmp_path: Path) -> None:
     assert equivalence() == target
     assert equivalence(threshold=0.7) == target.model_copy(update={"threshold": 0.7})
     assert equivalence(model="other") == LanguageModelConfig(kind="model", model="other")
-
-
-@pytest.mark.parametrize(
-    ("fields", "says"),
-    [
-        ({"kind": "model", "threshold": 1}, r"equivalence\.model\.threshold: .*less than 1"),
-        ({"kind": "model", "treshold": 0.5}, r"equivalence\.model\.treshold: no such setting"),
-        ({"kind": "model", "model": ""}, r"equivalence\.model\.model: "),
-        ({"kind": "results", "model": "x"}, r"equivalence\.results\.model: no such setting"),
-        ({"kind": "result"}, r"equivalence: .*'result'.*'results'"),
-    ],
-)
-def test_invalid_setting_is_named(fields: dict[str, object], says: str, tmp_path: Path) -> None:
-    content = support.config(tmp_path, tmp_path, tmp_path).model_dump(mode="json")
-    with pytest.raises(InvalidRequest, match=says):
-        validated(content | {"equivalence": fields}, PipelineConfig, "pair.yaml")
-
-
-def test_served_model_has_to_be_named() -> None:
-    with pytest.raises(Mismatch, match=r"model\.model: Field required"):
-        served_equivalence("card", {"equivalence": {"kind": "model"}})

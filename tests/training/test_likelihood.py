@@ -47,9 +47,7 @@ def calibrate(of: Pilot, limit: float = 0.1) -> LikelihoodReport:
 
 @pytest.mark.parametrize("missed", [0.0, 0.08])
 @pytest.mark.parametrize("limit", [0.05, 0.2])
-def test_threshold_accepts_at_most_the_stated_share_of_wrong_segments_of_others(
-    missed: float, limit: float
-) -> None:
+def test_threshold_accepts_at_most_stated_share_of_wrong(missed: float, limit: float) -> None:
     """By the upper end of the interval, which is wider where the samples miss what is right."""
     found = calibrate(pilot(200, missed)[0], limit).calibration
     other, is_wrong = pilot(200, missed, seed=1)
@@ -67,10 +65,8 @@ def test_curve_is_nested_and_its_errors_shrink_with_questions() -> None:
             values = [getattr(point, name) for point in report.curve]
             values = values if name == "threshold" else [one.value for one in values]
             assert values == sorted(values, reverse=name != "threshold")
-        assert (
-            report.chosen in report.curve
-            and report.calibration.threshold == report.chosen.threshold
-        )
+        assert report.chosen in report.curve
+        assert report.calibration.threshold == report.chosen.threshold
         assert all(weight >= 0 for weight in report.calibration.weights)
     assert 0 < many.chosen.wrong_accepted.error < few.chosen.wrong_accepted.error
     assert many.auroc.value > 0.9
@@ -156,18 +152,15 @@ def test_command_writes_a_calibration_that_serves_and_a_page(tiny: Path) -> None
     assert found.num_questions == 20 and found.draft.fingerprint != found.target.fingerprint
     release = load_release(tiny / "out")
     assert release.target_probe == ""
-    assert (release.likelihood, release.draft.fingerprint) == (
-        found.digest,
-        found.draft.fingerprint,
-    )
+    assert release.likelihood == found.digest
+    assert release.draft.fingerprint == found.draft.fingerprint
     report = json.loads((tiny / "work" / "likelihood" / "report.json").read_text())
     is_fast = report["chosen"]["speed_up"] >= 1.1
     assert release.rule == (
         {"strategy": "likelihood", "gamma": 1} if is_fast else {"strategy": "target"}
     )
-    assert report["chosen"]["threshold"] == found.threshold and len(report["curve"]) == len(
-        found.curve
-    )
+    assert report["chosen"]["threshold"] == found.threshold
+    assert len(report["curve"]) == len(found.curve)
     page = (tiny / "work" / "likelihood" / "report.html").read_text()
     assert f"{found.threshold:.3f}" in page and "±" in page
 

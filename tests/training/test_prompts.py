@@ -28,9 +28,7 @@ def folders(models: tuple[Path, Path], tmp_path: Path) -> tuple[Path, Path]:
     return draft, models[1]
 
 
-async def test_draft_samples_and_scores_after_its_own_prompt_as_when_served(
-    folders: tuple[Path, Path], tmp_path: Path
-) -> None:
+async def test_draft_reads_its_own_prompt(folders: tuple[Path, Path], tmp_path: Path) -> None:
     config = support.config(*folders, tmp_path / "out")
     pair = Pair(config)
     start = prompts(QUESTION, PromptConfig(), pair.target.tokenizer, pair.draft.tokenizer)
@@ -65,9 +63,7 @@ async def test_draft_samples_and_scores_after_its_own_prompt_as_when_served(
     assert np.allclose(tensors["surprisal"][:, 0], means, atol=1e-5)
 
 
-def test_plain_question_and_an_old_trace_have_one_prompt(
-    folders: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_plain_question_has_one_prompt(folders: tuple[Path, Path], tmp_path: Path) -> None:
     pair = Pair(support.config(*folders, tmp_path / "out"))
     start = prompts(QUESTION, PromptConfig(chat=False), pair.target.tokenizer, pair.draft.tokenizer)
     assert start.draft is None

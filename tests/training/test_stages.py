@@ -42,14 +42,10 @@ def digests(pipeline: Pipeline) -> dict[str, str]:
     return {stage.folder.path.name: stage.folder.digest for stage in stages}
 
 
-def test_shards_of_two_workers_are_those_of_one_and_missing_ones_are_counted(
-    made: Pipeline, tmp_path: Path
-) -> None:
+def test_shards_of_two_workers_equal_those_of_one(made: Pipeline, tmp_path: Path) -> None:
     first, second = (Pipeline(made.config, tmp_path, (number, 2)) for number in range(2))
     first.run()
-    with pytest.raises(
-        InvalidRequest, match="2 of 5 shards of clusters are missing, the first is 00001"
-    ):
+    with pytest.raises(InvalidRequest, match="2 of 5 shards of clusters are missing"):
         _ = first.labels
     assert first.status() == [f"{name:<9} 3 of 5 shards" for name in SHARDED]
     second.run()
@@ -88,16 +84,13 @@ def num_files(folder: Path) -> int:
     return sum(path.is_file() for path in folder.rglob("*"))
 
 
-async def test_states_on_disk_are_those_the_engines_serve(
-    made: Pipeline, models: tuple[Path, Path]
-) -> None:
+async def test_states_on_disk_equal_served(made: Pipeline, models: tuple[Path, Path]) -> None:
     contexts = {context.id: context for context in made.contexts.contexts(1)}
     rows = read_rows(made.samples.folder.file(1, ".parquet"))
     tensors = load_file(made.samples.folder.file(1, ".safetensors"))
     drafted = [row for row in rows if row["writer"] == "draft"]
-    assert len(drafted) == len(tensors["draft_states"]) and len(rows) == len(
-        tensors["target_states"]
-    )
+    assert len(drafted) == len(tensors["draft_states"])
+    assert len(rows) == len(tensors["target_states"])
     async with loaded(*models) as (draft, target):
         tokenizers = {
             "draft": draft.tokenizer.info.tokenizer,
@@ -205,9 +198,7 @@ def test_context_with_no_known_meaning_of_the_target_is_left_out() -> None:
     one, other = rows("? ?", "a b"), [row | {"context": "q/1"} for row in rows("a b", "a ?")]
     labels = labelled(one + other, [None, None, 0, 1, 0, 1, 0, None])
     assert labels.row.tolist() == [4, 5, 6] and labels.draft_row.tolist() == [-1, -1, 2]
-    with pytest.raises(
-        InvalidRequest, match=r"no context has a sample .* raise max_segment_tokens"
-    ):
+    with pytest.raises(InvalidRequest, match="no context has a sample"):
         labelled(one, [None, None, 0, 1])
 
 
@@ -232,22 +223,16 @@ def test_cut_segments_and_ends_of_turn_reach_the_clusters(made: Pipeline) -> Non
     assert len(made.labels) == num_labelled
 
 
-def test_one_meaning_everywhere_is_refused(
-    models: tuple[Path, Path], made: Pipeline, tmp_path: Path
-) -> None:
+def test_one_meaning_is_refused(models: tuple[Path, Path], made: Pipeline, tmp_path: Path) -> None:
     equivalence = {"kind": "python", "object": "tests.training.support:ByAlphabet"}
     pipeline = Pipeline(support.config(*models, tmp_path, equivalence=equivalence), made.work)
-    with pytest.raises(
-        Mismatch, match=r"clusters was made with other settings \(equivalence\.object"
-    ):
+    with pytest.raises(Mismatch, match=r"clusters was made with other settings"):
         pipeline.make("clusters")
     with pytest.raises(InvalidRequest, match="fewer than two clusters"):
         labelled(rows("a a", "a a"), [0] * 4)
 
 
-def test_too_small_a_disk_is_told_before_the_first_forward(
-    made: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_small_disk(made: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = Pipeline(made.config, tmp_path)
     worker.make("contexts")
     monkeypatch.setattr("semspec.training.pipeline.state_row_bytes", lambda *_: 10**15)

@@ -13,7 +13,7 @@ from semspec.training.data.labels import Labels
 from semspec.training.trainer.recipe import Role
 from semspec.training.trainer.states import BATCHES_AHEAD, FeatureSource, StateStore
 from tests.helpers.features import assemble
-from tests.training.samples import NUM_LAYERS, Watched, write_samples
+from tests.training.samples import Watched, write_samples
 
 
 @pytest.fixture
@@ -94,10 +94,3 @@ def test_unfit_folders_are_refused_with_the_remedy(tmp_path: Path, labels: Label
     path.write_bytes(path.read_bytes()[:1000])
     with pytest.raises(Mismatch, match="delete it"):
         StateStore(tmp_path / "samples")
-
-
-def test_features_a_role_does_not_have_are_refused(store: StateStore) -> None:
-    with pytest.raises(InvalidRequest, match="only states"):
-        FeatureSource(store, "draft", "states+surprisal", "all")
-    with pytest.raises(InvalidRequest, match=f"layers 0 to {NUM_LAYERS - 1}"):
-        FeatureSource(store, "target", "states", (0, NUM_LAYERS))

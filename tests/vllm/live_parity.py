@@ -57,9 +57,7 @@ async def test_streams_that_share_steps_write_what_ours_writes(
 
 
 @pytest.mark.parametrize("segmentation", list(Segmentation))
-async def test_one_call_equals_one_call_a_segment(
-    theirs: VllmEngine, segmentation: Segmentation
-) -> None:
+async def test_one_call_equals_many(theirs: VllmEngine, segmentation: Segmentation) -> None:
     for seed, context in enumerate(await contexts(theirs, 4)):
         what = params(seed, segmentation=segmentation)
         whole, num_left = await written(theirs, context, what), what.max_tokens
@@ -73,9 +71,7 @@ async def test_one_call_equals_one_call_a_segment(
             context, num_left = context.extended(one.segment), num_left - len(one.segment.token_ids)
 
 
-async def test_states_are_projected_beside_the_model_as_ours(
-    theirs: VllmEngine, ours: TorchEngine
-) -> None:
+async def test_projected_states_equal_ours(theirs: VllmEngine, ours: TorchEngine) -> None:
     """A projection that is not held gives whole states, and the folder is looked into again."""
     [digest, *_] = projections = (await theirs.info()).projections
     assert projections == (await ours.info()).projections
@@ -85,22 +81,16 @@ async def test_states_are_projected_beside_the_model_as_ours(
             await engine.score(context, segments_of(all_), "", digest) for engine in (theirs, ours)
         ]
         for one, mine, other in zip(all_, *read, strict=True):
-            assert (
-                one.states
-                and one.states.projection == digest
-                and one.states.shape == mine.states.shape
-            )
-            assert (
-                states_error(one.states, other.states) < 1e-4
-                and states_error(mine.states, other.states) < 1e-4
-            )
+            assert one.states
+            assert one.states.projection == digest
+            assert one.states.shape == mine.states.shape
+            assert states_error(one.states, other.states) < 1e-4
+            assert states_error(mine.states, other.states) < 1e-4
     [whole] = await theirs.score(context, segments_of(all_)[:1], "", "unknown")
     assert not whole.states.projection
 
 
-async def test_scores_from_the_prefix_cache_equal_recomputed_ones(
-    theirs: VllmEngine, small: VllmEngine, ours: TorchEngine
-) -> None:
+async def test_cached_scores(theirs: VllmEngine, small: VllmEngine, ours: TorchEngine) -> None:
     """Read twice, the second time with the context and the segments in the cache; `small` keeps none."""
     started = await contexts(ours, NUM_STREAMS)
     segments = [segments_of(await written(ours, one, params(7, max_tokens=60))) for one in started]
@@ -131,9 +121,7 @@ async def test_logprobs_are_ours(theirs: VllmEngine, ours: TorchEngine) -> None:
             assert one_row == pytest.approx(other_row, abs=1e-3)
 
 
-async def test_penalties_and_grammars_change_the_same_draws(
-    theirs: VllmEngine, ours: TorchEngine
-) -> None:
+async def test_penalties_and_grammars_equal_ours(theirs: VllmEngine, ours: TorchEngine) -> None:
     """By the prompt, by segments before the call, and by its own."""
     for seed, context in enumerate(await contexts(ours, 6)):
         grammar = "start: /[A-Z][a-z ]{4,30}\\.( [A-Z][a-z ]{4,9}[.!])*/" if seed % 2 else ""
@@ -154,9 +142,7 @@ async def test_penalties_and_grammars_change_the_same_draws(
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-async def test_proposals_and_their_verification_are_ours(
-    theirs: VllmEngine, ours: TorchEngine, temperature: float
-) -> None:
+async def test_proposals_equal(theirs: VllmEngine, ours: TorchEngine, temperature: float) -> None:
     """The target proposes with another random stream, so some tokens are rejected when they are sampled."""
     started, num_accepted = await contexts(ours, NUM_STREAMS), 0
     drafting = [
@@ -225,9 +211,7 @@ async def test_sentence_of_another_writer_goes_on_as_ours(
         assert_same_segments(ours, context, again, mine, expected)
 
 
-async def test_window_ends_a_segment_at_the_same_token(
-    theirs: VllmEngine, ours: TorchEngine
-) -> None:
+async def test_window_ends_segment_at_same_token(theirs: VllmEngine, ours: TorchEngine) -> None:
     window = (await ours.info()).max_context_tokens
     [context] = await contexts(ours, 1)
     piece = context.pieces[0]
@@ -243,9 +227,7 @@ async def test_window_ends_a_segment_at_the_same_token(
             await written(engine, Context((replace(full.pieces[0], token_ids=(*ids, *ids)),)), what)
 
 
-async def test_bad_input_is_refused_as_ours_refuses_it(
-    theirs: VllmEngine, ours: TorchEngine
-) -> None:
+async def test_bad_input_is_refused_as_by_ours(theirs: VllmEngine, ours: TorchEngine) -> None:
     [context] = await contexts(ours, 1)
     for engine in (theirs, ours):
         for grammar, flaw in (("start: ]", "grammar: "), (grammar_of(MANY), "continuations")):

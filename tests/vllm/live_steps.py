@@ -25,9 +25,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 NUM_STREAMS = 16
 
 
-async def test_prompts_in_chunks_and_pre_empted_requests_are_written_as_ours(
-    small: VllmEngine, ours: TorchEngine
-) -> None:
+async def test_pre_empted_requests_equal_ours(small: VllmEngine, ours: TorchEngine) -> None:
     """The prompts fit and their answers do not, so vLLM drops keys and values of some and computes them again."""
     prompts = await contexts(ours, NUM_STREAMS)
     lengths = list(accumulate(len(one.pieces[0].token_ids) for one in prompts))
@@ -44,9 +42,7 @@ async def test_prompts_in_chunks_and_pre_empted_requests_are_written_as_ours(
         assert_same_segments(ours, context, what, one, await written(ours, context, what))
 
 
-async def test_segments_longer_than_a_chunk_are_scored_as_ours(
-    small: VllmEngine, ours: TorchEngine
-) -> None:
+async def test_long_segments_are_scored_as_ours(small: VllmEngine, ours: TorchEngine) -> None:
     [context] = await contexts(ours, 1)
     segments = segments_of(
         await written(ours, context, params(5, max_tokens=200, max_segment_tokens=200))
@@ -55,9 +51,7 @@ async def test_segments_longer_than_a_chunk_are_scored_as_ours(
     assert_same_scores(await small.score(context, segments), await ours.score(context, segments))
 
 
-async def test_cancelled_requests_leave_the_others_as_they_are(
-    theirs: VllmEngine, ours: TorchEngine
-) -> None:
+async def test_cancelled_requests_leave_others_alone(theirs: VllmEngine, ours: TorchEngine) -> None:
     started = await contexts(ours, NUM_STREAMS)
     cancelled = [asyncio.create_task(written(theirs, one, params(1))) for one in started]
     kept = [asyncio.create_task(written(theirs, one, params(2))) for one in started]
@@ -72,19 +66,15 @@ async def test_cancelled_requests_leave_the_others_as_they_are(
     assert all(isinstance(one, asyncio.CancelledError) for one in ends)
 
 
-async def test_metrics_of_vllm_count_every_token_of_streams_that_share_steps(
-    theirs: VllmEngine,
-) -> None:
+async def test_metrics_of_vllm_count_every_token(theirs: VllmEngine) -> None:
     """A request draws at most two tokens that no segment has: behind a look-ahead, and behind its last one."""
     started, name = await contexts(theirs, NUM_STREAMS), "vllm:generation_tokens_total"
     before = vllm_metrics()
     streams = await asyncio.gather(
         *(written(theirs, one, params(seed)) for seed, one in enumerate(started))
     )
-    num_tokens, after = (
-        sum(len(one.segment.token_ids) for stream in streams for one in stream),
-        vllm_metrics(),
-    )
+    num_tokens = sum(len(one.segment.token_ids) for stream in streams for one in stream)
+    after = vllm_metrics()
     assert num_tokens <= after[name] - before[name] <= num_tokens + 2 * NUM_STREAMS
     assert asked_of_services("vllm:") <= after.keys()
 
