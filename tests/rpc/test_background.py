@@ -13,7 +13,7 @@ from semspec.rpc.server import ServiceServer
 from semspec.rpc.servicers import DraftServicer, TargetServicer
 from tests.helpers.pools import IMPATIENT, targets, until
 from tests.helpers.rpc import FakeEngine, serving, settings
-from tests.rpc.test_stalls import STALL_S, Hanging, Steps
+from tests.rpc.test_pool import STALL_S, Hanging, Steps
 
 DEFECT = RuntimeError("a defect")
 
