@@ -1,8 +1,6 @@
 """A question through REST, answered by five processes: what comes back, and what it costs."""
 
 import asyncio
-import os
-import signal
 import sys
 
 import psutil
@@ -10,7 +8,6 @@ import pytest
 
 from semspec.decoding import Generation
 from semspec.types import Acceptance, Context, Message, SamplingParams, Segmentation
-from tests.helpers.gateway import until
 from tests.helpers.processes import GENEROUS_S
 from tests.helpers.stack import (
     MAX_TOKENS,
@@ -23,8 +20,6 @@ from tests.helpers.stack import (
     has_mapped,
     in_process,
     is_text,
-    records_of,
-    text_of,
     up_to,
 )
 from tests.helpers.variants import PLAIN, VARIANTS, changed
@@ -94,31 +89,6 @@ async def test_answer_over_rest_equals_the_loop_in_process(
     assert num_segments > 5 * len(CASES)
 
 
-async def test_same_seed_gives_the_same_answer_streamed_whole_and_stored(running: Running) -> None:
-    for seed, case in enumerate(CASES):
-        whole = await running.answer(seed=seed, **fields(*case))
-        async with running.streaming(seed=seed, **fields(*case)) as stream:
-            chunks = [chunk async for chunk in stream]
-        assert text_of(chunks) == answer_of(whole)
-        assert_same(records_of(chunks), whole["semspec"]["trace"])
-        stored = await running.stored_trace(chunks[0]["id"])
-        assert stored["status"] == "finished" and stored["degraded"] is False
-        assert stored["segments"] == records_of(chunks) == chunks[-1]["semspec"]["trace"]
-
-
-async def test_questions_at_once_are_answered_as_each_alone(running: Running) -> None:
-    questions = [f"Tom has pens: {number}. How many pens does Tom have now?" for number in range(8)]
-
-    async def answer(seed: int) -> Json:
-        return await running.answer(questions[seed], seed=seed, **fields(*CASES[0]))
-
-    alone = [await answer(seed) for seed in range(len(questions))]
-    together = await asyncio.gather(*(answer(seed) for seed in range(len(questions))))
-    assert len({answer_of(response) for response in alone}) == len(questions)
-    for one, other in zip(alone, together, strict=True):
-        assert_same(one["semspec"]["trace"], other["semspec"]["trace"])
-
-
 @pytest.mark.parametrize("strategy", ["semantic", "target", "draft"])
 async def test_client_that_hangs_up_stops_both_models(running: Running, strategy: str) -> None:
     models = [running.pid("draft"), running.pid("target")]
@@ -144,36 +114,3 @@ async def spent_in_a_second(pids: list[int]) -> float:
 async def test_torch_is_in_the_services_and_not_in_the_gateway(running: Running) -> None:
     assert has_mapped(running.pid("target"), "libtorch")
     assert not has_mapped(running.pid("gateway"), "libtorch")
-
-
-async def test_states_leave_the_gateways_path(running: Running) -> None:
-    """The stack has both engines read the pair's probes, whose first layers they then compute."""
-    samples = [
-        f'semspec_gateway_service_whole_states{{service="{role}"}}' for role in ("draft", "target")
-    ]
-    before = [await running.metric(sample) for sample in samples]
-    answer = await running.answer(semspec={"strategy": "semantic"})
-    assert (
-        answer["semspec"]["num_segments"]
-        and [await running.metric(sample) for sample in samples] == before
-    )
-
-
-@pytest.mark.parametrize("role", ["draft", "target"])
-async def test_engine_reads_its_probes_again_when_it_is_told_to(
-    running: Running, pair: Pair, role: str
-) -> None:
-    """By SIGHUP, while its model stays loaded."""
-    pid, card = running.pid(role), pair.probe(role).with_suffix(".json")
-    async with running.engine(role) as client:
-        held = (await client.info()).projections
-        aside = card.rename(card.with_suffix(".aside"))
-        try:
-            os.kill(pid, signal.SIGHUP)
-            less = await until(client.info, lambda info: info.projections != held)
-            assert set(less.projections) < set(held)
-        finally:
-            aside.rename(card)
-        os.kill(pid, signal.SIGHUP)
-        await until(client.info, lambda info: info.projections == held)
-    assert running.pid(role) == pid and psutil.pid_exists(pid)
