@@ -84,8 +84,8 @@ async def test_cached_tokens_of_a_prompt_are_told_by_choice(
         served(engines, tmp_path, redis_url=redis_url, prompt_tokens_details=True) as told,
         served(engines, tmp_path, redis_url=redis_url) as silent,
     ):
-        for strategy in ("semantic", "token-level", "target"):
-            question = [{"role": "user", "content": f"Day {strategy}: {QUESTION}"}]
+        for day, strategy in enumerate(("semantic", "token-level", "target"), start=2):
+            question = [{"role": "user", "content": f"Day {day}: {QUESTION}"}]
             fields: Any = {"messages": question, "max_tokens": 20}
             fields |= {"semspec": {"strategy": strategy, "trace": True}}
             first, again = [await told.answer(**fields) for _ in range(2)]

@@ -10,7 +10,6 @@ from semspec.stack import Stack
 from tests.helpers.gateway import listening
 from tests.playground.browser import NoBrowser, Site, launched, opened
 from tests.playground.fakes import ScriptedGateway
-from tests.playground.real import NoModels, real_config
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="package")
@@ -26,19 +25,6 @@ async def browser() -> AsyncIterator[Browser]:
 def site(browser: Browser, bundled: Stack) -> Site:
     """The bundled pair, served."""
     return Site(bundled.base_url, bundled.api_key)
-
-
-@pytest_asyncio.fixture(scope="package", loop_scope="package")
-async def real_site(
-    browser: Browser, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Site]:
-    """A pair of real checkpoints, served."""
-    try:
-        config = real_config(tmp_path_factory.mktemp("release"))
-    except NoModels as error:
-        pytest.skip(str(error))
-    async with Stack(config) as stack:
-        yield Site(stack.base_url, stack.api_key)
 
 
 @pytest_asyncio.fixture(loop_scope="package")

@@ -20,9 +20,10 @@ from tests.playground.browser import (
     send,
     settings,
 )
-from tests.playground.real import FOLDER as MODELS
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "images"
+MODELS = "SEMSPEC_REAL_MODELS"
+"""Names the folder with the checkpoints."""
 PAIR = "qwen2.5-coder"
 PATIENCE_MS = 600_000
 
