@@ -28,7 +28,6 @@ from tests.attacks import (
     odd_http,
     rest,
     sound_floods,
-    watched_files,
 )
 from tests.attacks.case import (
     HIGH,
@@ -52,7 +51,6 @@ MODULES: tuple[Any, ...] = (
     messages,
     files,
     malformed_services,
-    watched_files,
 )
 FAMILIES: dict[str, Family] = {module.FAMILY.name: module.FAMILY for module in MODULES}
 RESULTS, FINDINGS = Path("benchmarks/results/attacks"), Path(".work/attacks")

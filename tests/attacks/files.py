@@ -36,21 +36,7 @@ class Kind:
     """Of the sound folder."""
 
 
-HOW = (
-    "flip",
-    "flip",
-    "edit",
-    "cut",
-    "empty",
-    "missing",
-    "folder",
-    "link",
-    "noise",
-    "json",
-    "json",
-    "deep",
-    "deep",
-)
+HOW = "flip flip edit cut empty missing folder link noise json json deep deep".split()
 
 
 def spoil(path: Path, how: str, chance: Random) -> None:

@@ -1,14 +1,8 @@
-"""Floods by one owner, or without a key, of the requests that cost the gateway most; health and a neighbour are timed.
+"""Floods of the requests that cost the gateway most, while health and a neighbour are timed."""
 
-`python -m tests.attacks.floods` repeats each kind for a minute and prints how the gateway held, as a table.
-"""
-
-import argparse
 import asyncio
 import json
 import socket
-import sys
-import tempfile
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -23,9 +17,8 @@ from time import monotonic
 import httpx
 import psutil
 
-from semspec.reporting.document import Table
 from tests.attacks.case import MEDIUM, Case, Draw, Family, Found, Run
-from tests.attacks.victim import ATTACKER, LEAST_S, MAX_DESCRIPTORS, Victim, victim_of
+from tests.attacks.victim import ATTACKER, LEAST_S, MAX_DESCRIPTORS, Victim
 from tests.gateway.costly import CHAT, SOUND, costly_bodies
 
 HEALTH_S, WORST_HEALTH_S, SLOWER, RESIDENT_BYTES, METRICS_BYTES = 0.2, 1.0, 3.0, 300 << 20, 1 << 20
@@ -50,18 +43,7 @@ class Held:
     quiet_s: float = 0.0
     """Median of the neighbour's waits without a flood."""
     resident_bytes: int = 0
-    peak_bytes: int = 0
     metrics_bytes: int = 0
-
-    @property
-    def row(self) -> list[str]:
-        """Cells of the table."""
-        health = (f"{1e3 * number:.0f}" for number in (median(self.health_s), max(self.health_s)))
-        sizes = (
-            f"{number / 1e6:.1f}"
-            for number in (self.peak_bytes, self.resident_bytes, self.metrics_bytes)
-        )
-        return [*health, f"{self.neighbour_s / self.quiet_s:.1f}", *sizes]
 
     def check(self, least_s: float = 0.0) -> None:
         """Check the bars; the neighbour's wait counts if it is longer than `least_s` seconds.
@@ -218,8 +200,6 @@ async def flooded(victim: Victim, kind: str, seed: str, seconds: float) -> Held:
             end = monotonic() + seconds
             while monotonic() < end:
                 await _ask_health(http, held)
-                with suppress(psutil.NoSuchProcess):
-                    held.peak_bytes = max(held.peak_bytes, process.memory_info().rss)
     finally:
         is_over.set()
         for thread in threads:
@@ -259,49 +239,3 @@ async def opened(victim: Victim, _: Path) -> AsyncIterator[tuple[Draw, Run]]:
 
 
 FAMILY = Family("floods", 2 * len(FLOODS), opened)
-
-
-async def held_against(kinds: list[str], seconds: float) -> list[list[str]]:
-    """Return the rows of the table."""
-    rows = list[list[str]]()
-    for kind in kinds:
-        with tempfile.TemporaryDirectory(prefix="floods-") as folder:
-            async with victim_of(Path(folder)) as victim:
-                held = await flooded(victim, kind, "0", seconds)
-                is_alive = victim.stack.processes["gateway"].is_alive
-                rows.append([kind, "yes" if is_alive else "no", *held.row])
-                print("  ".join(rows[-1]), file=sys.stderr, flush=True)
-                with suppress(Found):
-                    held.check()
-                    continue
-                rows[-1][0] += " (missed)"
-    return rows
-
-
-def main() -> int:
-    """Return the exit status: 1 if a bar is missed."""
-    parser = argparse.ArgumentParser(prog="python -m tests.attacks.floods", description=__doc__)
-    parser.add_argument(
-        "--seconds", type=float, default=60.0, help="how long each kind is repeated"
-    )
-    parser.add_argument("--only", default="", help="only kinds in whose name this occurs")
-    options = parser.parse_args()
-    rows = asyncio.run(
-        held_against([kind for kind in FLOODS if options.only in kind], options.seconds)
-    )
-    columns = [
-        "flood",
-        "alive",
-        "health ms, median",
-        "worst",
-        "neighbour, times",
-        "peak MB",
-        "after MB",
-        "/metrics MB",
-    ]
-    print(Table(columns, rows).as_markdown())
-    return int(any(row[1] == "no" or row[0].endswith("(missed)") for row in rows))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

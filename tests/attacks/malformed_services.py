@@ -37,15 +37,7 @@ STATUSES = [code for code in grpc.StatusCode if code is not grpc.StatusCode.OK]
 ALTERED = ("Draft.Info", "Draft.Generate", "Draft.Propose", "Target.Info", "Target.Score", "Target.Generate",
         "Target.VerifyTokens", "Target.Encode", "Verifier.Info", "Verifier.Judge")  # fmt: skip
 """Methods whose answers are altered."""
-STRATEGIES = (
-    "semantic",
-    "semantic",
-    "semantic",
-    "token-level",
-    "surprisal",
-    "last-hidden",
-    "target",
-)
+STRATEGIES = "semantic semantic token-level surprisal last-hidden target".split()
 _OPTIONS = (("grpc.max_receive_message_length", 1 << 30), ("grpc.max_send_message_length", 1 << 30))
 Json = dict[str, Any]
 Alter = Callable[[bytes, Any], Awaitable[bytes]]

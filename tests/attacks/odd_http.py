@@ -15,43 +15,15 @@ from tests.test_openapi.support import BODIES
 
 SILENT_S, WHOLE_S, SLOW_S = 1.5, 90.0, 3.0  # the first for a request that may be incomplete
 METHODS = (
-    "GET",
-    "POST",
-    "PUT",
-    "DELETE",
-    "PATCH",
-    "OPTIONS",
-    "HEAD",
-    "TRACE",
-    "CONNECT",
-    "PRI",
-    "get",
+    *"GET POST PUT DELETE PATCH OPTIONS HEAD TRACE CONNECT PRI get".split(),
     "X" * 300,
     "",
 )
-VERSIONS = (
-    "HTTP/1.1",
-    "HTTP/1.0",
-    "HTTP/0.9",
-    "HTTP/1.2",
-    "HTTP/2.0",
-    "HTTP/3.0",
-    "HTTP/1",
-    "http/1.1",
-    "ICY",
-    "",
-)
+VERSIONS = [f"HTTP/{number}" for number in ("1.1", "1.0", "0.9", "1.2", "2.0", "3.0", "1")]
+VERSIONS += ["http/1.1", "ICY", ""]
 PATHS = (
     *BODIES,
-    "/",
-    "/health",
-    "/ready",
-    "/metrics",
-    "/v1/models",
-    "/v1/services",
-    "/openapi.json",
-    "/info",
-    "*",
+    *"/ /health /ready /metrics /v1/models /v1/services /openapi.json /info *".split(),
 )
 FRAMES = (
     b"content-length: -1", b"content-length: 1e3", b"content-length: 5, 5", b"content-length: " + b"9" * 400,
@@ -172,10 +144,8 @@ def _odd_body(body: object, chance: Random) -> bytes:
     for _ in range(chance.randint(1, 3)):
         body = odd_json(body, chance)
     data = json.dumps(body).encode()
-    deep, cut = (
-        data.replace(b"8", b"[" * 900 + b"]" * 900, 1),
-        data[: chance.randrange(len(data) + 1)],
-    )
+    deep = data.replace(b"8", b"[" * 900 + b"]" * 900, 1)
+    cut = data[: chance.randrange(len(data) + 1)]
     odd = (
         deep,
         data[:-1] + b"," + data[1:],

@@ -13,18 +13,12 @@ from redis.asyncio import Redis
 
 from tests.attacks.case import LOW, MEDIUM, Case, Draw, Family, Found, Run
 from tests.attacks.victim import ATTACKER, Victim
-from tests.helpers.processes import GENEROUS_S
 from tests.test_openapi.support import BODIES, CHAT
 
-KINDS = ("refused grammars", "stored bytes", "costly grammars", "one key")
+KINDS = ("refused grammars", "one key")
 SIZE = 950_000
 """Characters of a refused schema's description: about what a gateway reads."""
-STORED_SIZE, FREE_BYTES = 250_000, 6 << 20
-"""Characters of a stored schema's title; and bytes that Redis may take beyond those with which each owner, who has a
-quarter, keeps what it stores already."""
-NUM_REFUSED, NUM_STORED, NUM_COSTLY, NUM_REPEATED, AT_ONCE = 260, 24, 12, 96, 4
-MAX_OVERTAKEN = 3
-"""Costly grammars that a neighbour's may wait for: those that compile already, and one of each queue."""
+NUM_REFUSED, NUM_REPEATED, AT_ONCE = 260, 96, 4
 MAX_CONNECTIONS = 150
 """Connections of all gateways to Redis."""
 
@@ -71,58 +65,6 @@ async def refuse_grammars(victim: Victim, chance: Random) -> None:
     check(await send(victim, bodies), 400)
 
 
-async def store(victim: Victim, chance: Random) -> None:
-    """Store too much for Redis. A neighbour whose session is lost finds that out."""
-    async with Redis.from_url(victim.stack.addresses["redis"]) as redis:
-        before = int((await redis.config_get("maxmemory"))["maxmemory"] or 0)
-        max_memory = 4 * (await redis.info("memory"))["used_memory"] + FREE_BYTES
-        num_evicted = (await redis.info("stats"))["evicted_keys"]
-        await redis.config_set("maxmemory", max_memory)
-        try:
-            await until_known(victim, max_memory)
-            titles = [f"{chance.random()}" + "t" * STORED_SIZE for _ in range(NUM_STORED)]
-            bodies = [with_schema({"type": "boolean", "title": title}, n=8) for title in titles]
-            check(await send(victim, bodies, at_once=2), 200)
-            num_evicted = (await redis.info("stats"))["evicted_keys"] - num_evicted
-            if num_evicted > 0:
-                raise Found(MEDIUM, f"Redis evicted {num_evicted} keys, of any owner")
-        finally:
-            await redis.config_set("maxmemory", before)
-            await until_known(victim, before)
-
-
-async def until_known(victim: Victim, max_memory: int) -> None:
-    """Wait until the gateway knows what Redis may take."""
-    name = "semspec_gateway_redis_max_memory_bytes "
-    async with asyncio.timeout(GENEROUS_S):
-        while True:
-            lines = (await victim.neighbour.get("/metrics")).text.splitlines()
-            if (
-                float(next(line for line in lines if line.startswith(name)).removeprefix(name))
-                == max_memory
-            ):
-                return
-            await asyncio.sleep(0.5)
-
-
-async def compile_grammars(victim: Victim, chance: Random) -> None:
-    """Send costly schemas. A neighbour's new schema does not wait for all of them."""
-    costly = [{"const": {f"k{i}": chance.random() for i in range(4000)}} for _ in range(NUM_COSTLY)]
-    flood = [
-        asyncio.create_task(victim.http.post(CHAT, json=with_schema(schema))) for schema in costly
-    ]
-    await asyncio.sleep(3)  # until the target has a queue of them
-    num_before = sum(task.done() for task in flood)
-    response = await victim.neighbour.post(CHAT, json=with_schema({"const": chance.random()}))
-    num_overtaken = sum(task.done() for task in flood) - num_before
-    check([response], 200)
-    check(await asyncio.gather(*flood), 200, 400, 429)
-    if num_overtaken > MAX_OVERTAKEN:
-        raise Found(
-            MEDIUM, f"the neighbour's new schema waited for {num_overtaken} of another owner"
-        )
-
-
 async def repeat(victim: Victim, chance: Random) -> None:
     """Send many requests under one key, which share a wait."""
     headers = {"authorization": f"Bearer {ATTACKER}", "idempotency-key": f"{chance.random()}"}
@@ -150,7 +92,7 @@ async def repeat(victim: Victim, chance: Random) -> None:
         raise Found(MEDIUM, f"{most} connections to Redis")
 
 
-RUNS = dict(zip(KINDS, (refuse_grammars, store, compile_grammars, repeat), strict=True))
+RUNS = dict(zip(KINDS, (refuse_grammars, repeat), strict=True))
 
 
 @asynccontextmanager
@@ -164,4 +106,4 @@ async def opened(victim: Victim, _: Path) -> AsyncIterator[tuple[Draw, Run]]:
     yield draw, run
 
 
-FAMILY = Family("floods within the limits", 8, opened)
+FAMILY = Family("floods within the limits", 4, opened)

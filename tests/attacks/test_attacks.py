@@ -18,7 +18,6 @@ NUMBERS = {
     "gRPC": 24,
     "broken files": 4,
     "lying services": 0,
-    "watched files": 1,
 }
 TEXT = {"$grown": ["text: letters", 900_000]}
 COSTLY = (["schema: required", 30_000], ["schema: allOf", 59], ["schema: multiples", 4])
@@ -30,13 +29,8 @@ LINES = {
     "OPTIONS /v1/models": 405, "TRACE /v1/models": 405, "BREW /v1/models": 405, "HEAD /v1/generations/abc/events": 405,
 }  # fmt: skip
 DEEP = (
-    ("release", "pair.json"),
-    ("likelihood", "likelihood.json"),
-    ("probes", "draft.json"),
-    ("datastore", "card.json"),
     ("model", "config.json"),
     ("training", "training.yaml"),
-    ("equivalence", "equivalence.json"),
 )
 KNOWN: dict[str, list[Case]] = {
     "REST": [
@@ -62,7 +56,6 @@ KNOWN: dict[str, list[Case]] = {
         }
         for service in ("Draft", "Target", "Verifier")
     ],
-    "watched files": [{"how": "deep", "wait_s": 12, "seed": "1"}],
     "odd HTTP": [line(f"{asked} HTTP/1.1", status) for asked, status in LINES.items()],
     "gRPC": [
         {"method": method, "how": "grammar", "seed": "", "grown": grown}

@@ -52,14 +52,10 @@ class Row:
         """Of COUNTS."""
         every = [one for trial in self.trials for one in trial.outcomes]
         failed = sum(trial.breaks(one) for trial in self.trials for one in trial.outcomes)
-        lost, differing = (
-            sum(one.answer is None for one in every),
-            sum(one.differs for one in every),
-        )
-        fell_back, degraded = (
-            sum(one.fell_back for one in every),
-            sum(one.is_degraded for one in every),
-        )
+        lost = sum(one.answer is None for one in every)
+        differing = sum(one.differs for one in every)
+        fell_back = sum(one.fell_back for one in every)
+        degraded = sum(one.is_degraded for one in every)
         wrong = sum(one.is_wrongly_stored for one in every)
         return [
             len(self.trials),

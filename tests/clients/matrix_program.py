@@ -368,10 +368,8 @@ def harness(key: str, files: dict[str, str], result: str, program: str, *argumen
     with TemporaryDirectory() as folder:
         for name, text in files.items():
             Path(folder, name).write_text(text)
-        command, environment = (
-            [f"{sys.exec_prefix}/bin/{program}", *arguments],
-            {**os.environ, "OPENAI_API_KEY": key},
-        )
+        command = [f"{sys.exec_prefix}/bin/{program}", *arguments]
+        environment = {**os.environ, "OPENAI_API_KEY": key}
         done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
         found = next(Path(folder).rglob(result), None)
         if found is None:

@@ -1,7 +1,6 @@
 """InferenceClient, by both APIs it speaks, and text-generation, against a stack of real models."""
 
 import json
-import re
 import subprocess
 
 import httpx
@@ -31,18 +30,6 @@ def prompt(server: Server) -> str:
     return f"<|im_start|>user\n{server.question}<|im_end|>\n<|im_start|>assistant\n<think>\n\n"
 
 
-def test_text_generation_with_details(server: Server, client: InferenceClient) -> None:
-    output = client.text_generation(
-        prompt(server), details=True, max_new_tokens=500, seed=1, temperature=0.6
-    )
-    assert server.answer in output.generated_text and output.details is not None
-    assert output.details.finish_reason == "eos_token" and output.details.seed == 1
-    assert output.details.generated_tokens == len(output.details.tokens)
-    words = [token.text for token in output.details.tokens if not token.special]
-    assert "".join(words) == output.generated_text
-    assert all(token.logprob <= 0 for token in output.details.tokens)
-
-
 def test_text_generation_streams_tokens(server: Server, client: InferenceClient) -> None:
     whole = client.text_generation(prompt(server), max_new_tokens=500)
     assert "".join(client.text_generation(prompt(server), max_new_tokens=500, stream=True)) == whole
@@ -54,27 +41,6 @@ def test_text_generation_streams_tokens(server: Server, client: InferenceClient)
     assert all(event.top_tokens and len(event.top_tokens) == 2 for event in events)
     assert events[-1].generated_text == whole
     assert events[-1].details is not None and events[-1].details.finish_reason == "eos_token"
-
-
-def test_text_generation_ends_with_the_stop_sequence(
-    server: Server, client: InferenceClient
-) -> None:
-    output = client.text_generation(
-        prompt(server), details=True, stop=["</think>"], return_full_text=True
-    )
-    assert output.generated_text.startswith(prompt(server)) and output.generated_text.endswith(
-        "</think>"
-    )
-    assert output.details is not None and output.details.finish_reason == "stop_sequence"
-
-
-def test_grammar_holds_what_follows_the_reasoning(server: Server, client: InferenceClient) -> None:
-    grammar = TextGenerationInputGrammarType(type="regex", value="Card [0-9]{1,3}[.]")
-    text = client.text_generation(prompt(server), max_new_tokens=500, grammar=grammar)
-    reasoning, mark, answer = text.partition("</think>")
-    assert (
-        "has the ball" in reasoning and mark and re.fullmatch("Card [0-9]{1,3}[.]", answer.strip())
-    )
 
 
 def test_text_generation_streams_characters_that_end_lines(client: InferenceClient) -> None:

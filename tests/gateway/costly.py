@@ -8,12 +8,10 @@ from typing import Any
 BODY_BYTES = 1 << 20
 """The gateway's default of `max_body_bytes`."""
 
-CHAT, TEXT, RESPONSES, GENERATE = (
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/v1/responses",
-    "/generate",
-)
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+RESPONSES = "/v1/responses"
+GENERATE = "/generate"
 TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
 SOUND: Mapping[str, Any] = {
     CHAT: {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1},

@@ -167,9 +167,8 @@ async def test_refused_are_told_when_room_may_come(
             here.now_s += held_s
             await here.leave(client)
         clients = [await here.ask() for _ in range(2 + num_waiting + 1)]
-        assert (
-            clients[-1].refusal is not None and clients[-1].refusal.retry_after_s == retry_after_s
-        )
+        assert clients[-1].refusal is not None
+        assert clients[-1].refusal.retry_after_s == retry_after_s
 
 
 async def test_wait_is_measured_from_asking_to_having_room() -> None:

@@ -95,9 +95,8 @@ async def test_accepted_segments_are_judged_from_samples_in_their_context(
     assert {group.question for group in verifier.groups} == {"How many?"}
     assert all(len(group.segments) == 4 for group in verifier.groups)
     samples = [params for params in gateway.fakes.target.asked if params.is_ahead]
-    assert len(samples) == 3 * NUM_ACCEPTED and len(
-        {params.sampling.seed for params in samples}
-    ) == len(samples)
+    assert len(samples) == 3 * NUM_ACCEPTED
+    assert len({params.sampling.seed for params in samples}) == len(samples)
     assert all(params.max_segments == 1 for params in samples)
     assert await gateway.metric('semspec_gateway_audit_reference{release=""}') == 1
     assert await gateway.metric(ALARM) == 0

@@ -16,7 +16,6 @@ from starlette.types import Message
 
 from semspec.errors import InvalidRequest, Overloaded, Unavailable
 from semspec_gateway.api.shared.bodies import OWNER_SHARE, SMALL_BYTES, Bodies
-from semspec_gateway.api.shared.errors import TGI_PATHS
 from semspec_gateway.api.shared.middleware import BodyGuard, Drain
 from semspec_gateway.metrics import Metrics
 from semspec_gateway.settings import GatewaySettings
@@ -102,7 +101,7 @@ async def test_too_many_items_are_refused_by_field(gateway: Gateway, name: str) 
 
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 LIMITS: list[tuple[str, Any, str, str]] = [
-    (CHAT, {"messages": [1] * 2000}, "messages.0", "valid dictionary"),
+    
     (CHAT, {"messages": [{"role": "user", "content": "x"}] * 2049}, "messages", "at most 2048 items"),
     (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}] * 2049}]}, "messages.0.content",
      "at most 2048 items"),
@@ -110,17 +109,17 @@ LIMITS: list[tuple[str, Any, str, str]] = [
      "at most 128 items"),
     (CHAT, {"messages": [dict.fromkeys(map(str, range(200)), 1)]}, "messages.0", "at most 128 fields, not 200"),
     (CHAT, {"semspec": dict.fromkeys(map(str, range(200)), 1)}, "semspec", "at most 128 fields, not 200"),
-    (CHAT, {"tools": [dict.fromkeys(map(str, range(200)), 1)]}, "tools.0", "at most 128 fields, not 200"),
+    
     (CHAT, {"logit_bias": {f"x{number}": 1 for number in range(301)}}, "logit_bias", "at most 300 members, not 301"),
     (CHAT, {"chat_template_kwargs": {f"{number}": 1 for number in range(33)}}, "chat_template_kwargs",
      "at most 32 members, not 33"),
     (CHAT, {"messages": [{"role": "assistant", "tool_calls": [
      {**CALL, "function": {"name": "f", "arguments": json.dumps({"a": [1] * 50_001})}}]}]},
      "messages.0.tool_calls.0.function.arguments", "more than 50000 values"),
-    (TEXT, {"prompt": ["x"] * 2049}, "prompt", "at most 2048 items"),
+    
     (TEXT, {"prompt": [[1]] * 2049}, "prompt", "at most 2048 items"),
     ("/v1/responses", {"input": [{"role": "user", "content": "x"}] * 2049}, "input", "at most 2048 items"),
-    (DETOKENIZE, {"tokens": [-1] * 10_000}, "tokens.0", "greater than or equal to 0"),
+    
 ]  # fmt: skip
 
 
@@ -130,14 +129,6 @@ async def test_collection_has_a_limit_of_its_own(
 ) -> None:
     response = await gateway.http.post(path, json={**SOUND[path], **fields})
     assert words in assert_error(response, 400, param=field)["message"]
-
-
-@pytest.mark.parametrize("path", SOUND)
-async def test_too_many_fields_are_refused_by_their_number(gateway: Gateway, path: str) -> None:
-    unknown = {f"x{number}": 1 for number in range(200)}
-    response = await gateway.http.post(path, json={**SOUND[path], **unknown})
-    assert response.status_code == (422 if path in TGI_PATHS else 400)
-    assert "fields, not 20" in fields_of(response)
 
 
 async def test_largest_sound_bodies_are_read(gateway: Gateway) -> None:
@@ -231,11 +222,9 @@ async def test_bytes_that_arrive_are_bounded_by_owner_and_in_all(
             last = await arrived(stack, gateway, OURS, BODY_BYTES - 9)
             await asyncio.sleep(0.5)  # until the gateway has read it
         refused = await refusal(last)
-        assert (
-            refused.startswith(b"HTTP/1.1 429")
-            and b"retry-after: 1" in refused
-            and b"connection: close" in refused
-        )
+        assert refused.startswith(b"HTTP/1.1 429")
+        assert b"retry-after: 1" in refused
+        assert b"connection: close" in refused
         assert b"for one API key is 2097152 bytes" in refused
         assert (await http.post(**tokenize, headers=bearer(OURS))).status_code == 200
         assert (await http.post(**tokenize, headers=bearer(THEIRS))).status_code == 200
@@ -247,9 +236,8 @@ async def test_bytes_of_all_owners_are_bounded(start_gateway: GatewayFactory) ->
         await arrived(stack, gateway, OURS, BODY_BYTES - 9)
         await asyncio.sleep(0.5)  # until the gateway has read it
         refused = await refusal(await arrived(stack, gateway, THEIRS, BODY_BYTES - 9))
-        assert (
-            refused.startswith(b"HTTP/1.1 503") and b"for all clients is 1048576 bytes" in refused
-        )
+        assert refused.startswith(b"HTTP/1.1 503")
+        assert b"for all clients is 1048576 bytes" in refused
         assert (await gateway.http.get("/health")).status_code == 200
         assert (await gateway.http.get("/ready")).status_code == 200
 

@@ -74,17 +74,6 @@ async def test_client_ahead_of_the_store_is_told_so(start_gateway: GatewayFactor
     assert (await second.events(seen[0]["id"], after="2")).status_code == 200
 
 
-async def test_what_fell_back_goes_on_alone(start_gateway: GatewayFactory) -> None:
-    alone, first, second = [await start_gateway() for _ in range(3)]
-    for gateway in (alone, first):
-        gateway.fakes.drafter.lost_at = 1
-    undisturbed = await alone.chat(stream=True)
-    async with first.held(4, model="semspec-demo", stream=True) as running:
-        await running.hang_up()
-    await second.status_becomes(running.id, "interrupted")
-    assert text(await second.events(running.id)) == text(undisturbed)
-
-
 async def test_word_to_cancel_that_comes_with_the_last_segment_leaves_no_turn(
     gateway: Gateway, session: str
 ) -> None:
@@ -141,11 +130,9 @@ async def test_hanging_up_during_a_claim_gives_the_session_back(
 
 
 async def test_twins_on_a_session_do_not_free_it(gateway: Gateway, session: str) -> None:
-    target, key, go = (
-        gateway.fakes.target,
-        {"idempotency-key": secrets.token_hex(8)},
-        asyncio.Event(),
-    )
+    target = gateway.fakes.target
+    key = {"idempotency-key": secrets.token_hex(8)}
+    go = asyncio.Event()
     target.before_encode = go.wait
     target.pause_at = 2
     first = asyncio.create_task(gateway.chat(key, **TARGET, semspec={"session": session}))

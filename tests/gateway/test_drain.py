@@ -1,4 +1,4 @@
-"""Requests that are still running when the drain time is over."""
+"""Requests that end early: the client hangs up, the time is over, or the gateway shuts down."""
 
 import asyncio
 import json
@@ -15,6 +15,7 @@ from tests.helpers.gateway import (
     assert_error,
     content,
     eventually,
+    holding,
 )
 from tests.helpers.gateway_fakes import NUM_SEGMENTS
 
@@ -52,10 +53,8 @@ async def test_stream_ends_with_an_event_and_goes_on_at_another_gateway(
             if line == "id: 2":
                 gateway.app.state.drain.end()
     id, error = events[0]["id"], events[-1]["error"]
-    assert (
-        error["code"] == "service_unavailable"
-        and f"/v1/generations/{id}/events" in error["message"]
-    )
+    assert error["code"] == "service_unavailable"
+    assert f"/v1/generations/{id}/events" in error["message"]
     assert (await other.events(id)).text.endswith("data: [DONE]\n\n")
     stored = await other.stored(id, "/trace")
     assert len(stored["segments"]) == NUM_SEGMENTS and stored["status"] == "finished"
@@ -99,3 +98,36 @@ async def test_request_that_waits_for_the_first_with_its_key_or_for_tokens_is_re
     response = await third
     assert response.status_code == 503 and response.headers["retry-after"]
     assert "shutting down" in response.json()["error"]
+
+
+@pytest.mark.parametrize("writer", ["draft", "target"])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("at", [0, 2])
+async def test_disconnect_cancels_the_generation(
+    gateway: Gateway, writer: str, stream: bool, at: int
+) -> None:
+    fakes = gateway.fakes
+    async with gateway.held(at, model=f"semspec-demo:{writer}", stream=stream) as running:
+        assert fakes.num_writing == 1
+        await running.hang_up()
+        await eventually(lambda: fakes.num_writing == 0)
+    interrupted = f'semspec_gateway_generations_total{{status="interrupted",strategy="{writer}"}}'
+    await gateway.metric_becomes(interrupted, 1)
+    assert await gateway.metric("semspec_gateway_generations_in_flight") == 0
+    assert gateway.app.state.admission.num_running == 0
+
+
+async def test_disconnect_cancels_every_choice_and_what_is_drafted_ahead(gateway: Gateway) -> None:
+    drafter = gateway.fakes.drafter
+    request = gateway.chat(n=4, stream=True, semspec={"gamma": 2})
+    async with holding(drafter, 4, request) as running:
+        await eventually(lambda: drafter.num_writing == 4)
+        running.cancel()
+        await eventually(lambda: gateway.fakes.num_writing == 0)
+
+
+async def test_deadline_ends_a_generation(start_gateway: GatewayFactory) -> None:
+    gateway = await start_gateway(generation_deadline_s=0.05)
+    gateway.fakes.target.pause_at = 0
+    assert_error(await gateway.chat(model="semspec-demo:target"), 504, code="timeout")
+    assert gateway.fakes.num_writing == 0

@@ -32,11 +32,6 @@ CALL = (
 ARGUMENTS = '{"number": 3, "of": "</tool_call>"}'
 
 
-async def refused(gateway: Gateway, param: str, match: str, **fields: Any) -> None:
-    message = assert_error(await gateway.chat(**fields), 400, param=param)["message"]
-    assert match in message and "\n" not in message
-
-
 @pytest.mark.parametrize(
     "format", [JSON_SCHEMA, {"type": "json_object"}, OF_TGI], ids=["schema", "object", "TGI"]
 )
@@ -46,23 +41,18 @@ async def test_format_is_written_by_one_model_under_a_grammar(
     gateway.fakes.target.says = '{"number": 3}'
     answer = (await gateway.chat(response_format=format)).json()
     assert answer["choices"][0]["message"]["content"] == '{"number": 3}'
-    assert (
-        answer["choices"][0]["finish_reason"] == "stop"
-        and answer["semspec"]["strategy"] == "target"
-    )
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    assert answer["semspec"]["strategy"] == "target"
     [grammar] = gateway.fakes.target.grammars
     assert "%json" in grammar and ("number" in grammar) is (format in (JSON_SCHEMA, OF_TGI))
     assert gateway.fakes.drafter.read == []
     plain = (await gateway.chat(response_format={"type": "text"})).json()
-    assert plain["semspec"]["strategy"] == "semantic" and set(gateway.fakes.drafter.grammars) == {
-        ""
-    }
+    assert plain["semspec"]["strategy"] == "semantic"
+    assert set(gateway.fakes.drafter.grammars) == {""}
     gateway.fakes.drafter.says = '{"number": 4}'
     answer = (await gateway.chat(response_format=format, semspec={"strategy": "draft"})).json()
-    assert (
-        answer["choices"][0]["message"]["content"] == '{"number": 4}'
-        and gateway.fakes.drafter.grammars[-1]
-    )
+    assert answer["choices"][0]["message"]["content"] == '{"number": 4}'
+    assert gateway.fakes.drafter.grammars[-1]
 
 
 async def test_reasoning_that_the_prompt_opens_precedes_the_format(gateway: Gateway) -> None:
@@ -80,13 +70,13 @@ async def test_reasoning_that_the_prompt_opens_precedes_the_format(gateway: Gate
 async def test_costly_schema_is_refused_while_others_are_served(gateway: Gateway) -> None:
     gateway.fakes.target.says = '{"number": 3}'
     costly = {"type": "json_schema", "json_schema": {"name": "x", "schema": COSTLY["patterns"]}}
+    words = "too much time or memory"
     refusal = asyncio.create_task(gateway.chat(response_format=costly))
-    assert (
-        await gateway.chat(response_format=JSON_SCHEMA)
-    ).status_code == 200 and not refusal.done()
-    assert "too much time or memory" in assert_error(await refusal, 400)["message"]
+    await gateway.answer(response_format=JSON_SCHEMA)
+    assert not refusal.done()
+    assert words in assert_error(await refusal, 400)["message"]
     both = [TOOL, {"type": "function", "function": {"name": "f", "parameters": COSTLY["patterns"]}}]
-    await refused(gateway, "tools", "too much time or memory", tools=both)
+    await gateway.refuse("tools", words, tools=both)
 
 
 async def test_schema_that_is_too_complex_to_follow_is_the_clients_mistake(
@@ -99,7 +89,7 @@ async def test_schema_that_is_too_complex_to_follow_is_the_clients_mistake(
         yield
 
     gateway.fakes.target.generate = too_complex  # type: ignore[method-assign,assignment]
-    await refused(gateway, "response_format", "too many continuations", response_format=JSON_SCHEMA)
+    await gateway.refuse("response_format", "too many continuations", response_format=JSON_SCHEMA)
 
 
 async def test_keyword_that_cannot_be_held_is_ignored_unless_strict(gateway: Gateway) -> None:
@@ -113,28 +103,25 @@ async def test_format_is_refused_where_the_target_takes_no_grammars(
     start_gateway: GatewayFactory,
 ) -> None:
     gateway = await start_gateway(Fakes.make().told(target={"supports_grammars": False}))
-    await refused(
-        gateway, "response_format", "cannot be held to a format", response_format=JSON_SCHEMA
-    )
-    await refused(gateway, "tools", "cannot be held to a format", tools=[TOOL])
+    words = "cannot be held to a format"
+    await gateway.refuse("response_format", words, response_format=JSON_SCHEMA)
+    await gateway.refuse("tools", words, tools=[TOOL])
     body = {"inputs": "Once", "parameters": {"grammar": {"type": "regex", "value": "yes|no"}}}
     response = await gateway.http.post("/generate", json=body)
     assert response.status_code == 422 and "parameters.grammar: " in response.json()["error"]
-    assert (await gateway.chat(tools=[TOOL], tool_choice="none")).status_code == 200
+    await gateway.answer(tools=[TOOL], tool_choice="none")
 
 
 async def test_tools_are_shown_and_their_calls_split_off(gateway: Gateway) -> None:
     gateway.fakes.target.says = f"Let me count.{CALL}\n{CALL}"
     answer = (await gateway.chat(tools=[TOOL, OTHER])).json()
     [choice] = answer["choices"]
-    assert (
-        choice["finish_reason"] == "tool_calls" and choice["message"]["content"] == "Let me count."
-    )
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["content"] == "Let me count."
     calls = choice["message"]["tool_calls"]
     assert [call["function"] for call in calls] == [{"name": "count", "arguments": ARGUMENTS}] * 2
-    assert len({call["id"] for call in calls}) == 2 and {call["type"] for call in calls} == {
-        "function"
-    }
+    assert len({call["id"] for call in calls}) == 2
+    assert {call["type"] for call in calls} == {"function"}
     prompt = gateway.fakes.target.prompts[0]
     assert prompt.startswith("[{") and "strict" not in prompt and '"sell"' in prompt
     [grammar] = gateway.fakes.target.grammars
@@ -203,17 +190,19 @@ async def test_session_keeps_the_calls(gateway: Gateway) -> None:
     assert [turn["role"] for turn in turns] == ["user", "assistant", "tool", "assistant"]
 
 
-@pytest.mark.parametrize("size", [1, 2, 7, 1000])
-def test_calls_are_read_however_the_text_arrives(size: int) -> None:
-    text = f"\n\nWell, <b>.{CALL}\n{CALL}\n"
-    parser, seen = CallParser("chatcmpl-a-1"), Delta()
+def parsed(parser: CallParser, text: str, size: int) -> Delta:
+    """What is seen of a text that arrives in pieces of this size."""
+    seen = Delta()
     for start in range(0, len(text), size):
         seen += parser.split(text[start : start + size])
-    seen += parser.close()
-    assert seen.content == "\n\nWell, <b>." and [call.id for call in seen.calls] == [
-        "call-a-1-0",
-        "call-a-1-1",
-    ]
+    return seen + parser.close()
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 1000])
+def test_calls_are_read_however_the_text_arrives(size: int) -> None:
+    seen = parsed(CallParser("chatcmpl-a-1"), f"\n\nWell, <b>.{CALL}\n{CALL}\n", size)
+    assert seen.content == "\n\nWell, <b>."
+    assert [call.id for call in seen.calls] == ["call-a-1-0", "call-a-1-1"]
     assert {call.arguments for call in seen.calls} == {ARGUMENTS}
 
 
@@ -227,11 +216,8 @@ BARE_CALLS = {
 @pytest.mark.parametrize("size", [1, 2, 7, 1000])
 @pytest.mark.parametrize("form", BARE_CALLS)
 def test_bare_calls_are_read_however_the_text_arrives(size: int, form: str) -> None:
-    text = "".join(BARE_CALLS[form])
-    parser, seen = CallParser("chatcmpl-a-1", ["sell", "count"]), Delta()
-    for start in range(0, len(text), size):
-        seen += parser.split(text[start : start + size])
-    seen += parser.close()
+    parser = CallParser("chatcmpl-a-1", ["sell", "count"])
+    seen = parsed(parser, "".join(BARE_CALLS[form]), size)
     assert seen.content == "" and len(seen.calls) == (2 if form == "compact" else 1)
     assert {(call.name, call.arguments) for call in seen.calls} == {("count", ARGUMENTS)}
 
@@ -248,76 +234,16 @@ def test_bare_calls_are_read_however_the_text_arrives(size: int, form: str) -> N
 )
 @pytest.mark.parametrize("size", [1, 1000])
 def test_text_that_is_no_bare_call_stays_whole(size: int, text: str) -> None:
-    parser, seen = CallParser("chatcmpl-a-1", ["sell", "count"]), Delta()
-    for start in range(0, len(text), size):
-        seen += parser.split(text[start : start + size])
-    assert (seen + parser.close()) == Delta(content=text)
-
-
-async def test_bare_call_of_an_offered_function_is_a_call(gateway: Gateway) -> None:
-    gateway.fakes.target.says = BARE_CALLS["compact"][0]
-    [choice] = (await gateway.chat(tools=[TOOL])).json()["choices"]
-    assert choice["finish_reason"] == "tool_calls" and choice["message"]["content"] is None
-    assert [call["function"]["arguments"] for call in choice["message"]["tool_calls"]] == [
-        ARGUMENTS
-    ]
-    messages: Any = [{"role": "user", "content": "How many?"}]
-    fields: Any = {"model": "semspec-demo", "messages": messages, "tools": [TOOL], "stream": True}
-    deltas = [
-        chunk.choices[0].delta
-        async for chunk in await gateway.openai.chat.completions.create(**fields)
-    ]
-    assert not any(delta.content for delta in deltas)
-    calls = [call.function for delta in deltas for call in delta.tool_calls or ()]
-    assert "".join(call.arguments or "" for call in calls) == ARGUMENTS and calls[0].name == "count"
+    parser = CallParser("chatcmpl-a-1", ["sell", "count"])
+    assert parsed(parser, text, size) == Delta(content=text)
 
 
 async def test_text_of_a_response_has_its_format(gateway: Gateway) -> None:
     gateway.fakes.target.says = '{"number": 3}'
-    text: Any = {
-        "format": {"type": "json_schema", "name": "count", "schema": SCHEMA, "strict": True}
-    }
-    answer = await gateway.openai.responses.create(
-        model="semspec-demo", input="How many?", text=text
-    )
-    assert (
-        json.loads(answer.output_text) == {"number": 3}
-        and "number" in gateway.fakes.target.grammars[0]
-    )
-
-
-async def test_formats_are_held_over_grpc_and_rest(spelling: Gateway) -> None:
-    """Half of the answers open a reasoning first."""
-    closed = {
-        **SCHEMA,
-        "properties": {"number": {"enum": [1, 22, 333]}},
-        "additionalProperties": False,
-    }
-    format = {
-        "type": "json_schema",
-        "json_schema": {"name": "count", "schema": closed, "strict": True},
-    }
-    tool = {"type": "function", "function": {"name": "count", "parameters": closed, "strict": True}}
-    fields = {"temperature": 1, "top_p": 1, "max_tokens": 90, "n": 8}
-    for strategy in ("target", "draft"):
-        answer = (
-            await spelling.chat(response_format=format, semspec={"strategy": strategy}, **fields)
-        ).json()
-        whole = [
-            choice["message"] for choice in answer["choices"] if choice["finish_reason"] == "stop"
-        ]
-        assert whole and all(json.loads(one["content"])["number"] in (1, 22, 333) for one in whole)
-    answer = (await spelling.chat(tools=[tool], tool_choice="required", **fields)).json()
-    whole = [
-        choice["message"] for choice in answer["choices"] if choice["finish_reason"] == "tool_calls"
-    ]
-    calls = [call["function"] for one in whole for call in one["tool_calls"]]
-    assert calls and all(json.loads(call["arguments"])["number"] in (1, 22, 333) for call in calls)
-    regex = {"type": "regex", "value": "(left|right)/[ab]{2,5}\\."}
-    for seed in range(4):
-        body = {"inputs": "Once", "parameters": {"grammar": regex, "seed": seed, "do_sample": True}}
-        text = (await spelling.http.post("/generate", json=body)).json()["generated_text"]
-        assert re.fullmatch(regex["value"], text)
+    text = {"format": {"type": "json_schema", "name": "count", "schema": SCHEMA, "strict": True}}
+    answer = await gateway.answer("/v1/responses", input="How many?", text=text)
+    assert answer["output"][0]["content"][0]["text"] == '{"number": 3}'
+    assert "number" in gateway.fakes.target.grammars[0]
 
 
 @pytest.mark.slow

@@ -19,7 +19,6 @@ from semspec_gateway.api.shared.errors import CLIENT_GONE_STATUS
 from semspec_gateway.metrics import SERVICES
 from tests.helpers.gateway import (
     API_KEY,
-    MESSAGES,
     OURS,
     OWNER,
     Gateway,
@@ -66,54 +65,26 @@ def closed_sets(gateway: Gateway) -> Mapping[str, Collection[str]]:
 async def send_odd(gateway: Gateway, number: int) -> None:
     """Send something odd in place of everything that becomes a label, or might."""
     odd, long = f"{ODD}{number}", f"{ODD}{number}" * 1500
-    lines = [
-        f"{method} {path}"
-        for method in (odd, long, odd.lower(), "GETT")
-        for path in ("/health", f"/{odd}", "/v1/models")
-    ]
-    lines += [
-        f"GET /v1/models/{odd}",
-        f"GET /v1/generations/{odd}",
-        f"POST /v1/generations/{odd}/cancel",
-    ]
-    lines += [
-        f"DELETE /v1/sessions/{odd}",
-        f"GET /static/{odd}",
-        f"GET /{odd}?{odd}={odd}",
-        f"OPTIONS /{odd}",
-    ]
+    methods, paths = (odd, long, odd.lower(), "GETT"), ("/health", f"/{odd}", "/v1/models")
+    lines = [f"{method} {path}" for method in methods for path in paths]
+    lines += [f"GET /v1/{path}/{odd}" for path in ("models", "generations", "sessions")]
+    lines += [f"POST /v1/generations/{odd}/cancel", f"GET /static/{odd}", f"OPTIONS /{odd}"]
+    lines += [f"GET /{odd}?{odd}={odd}"]
     head = f"host: {odd}\r\nauthorization: Bearer {OURS}\r\nx-request-id: {odd}\r\nconnection: close\r\n\r\n"
     await asyncio.gather(
         *(exchange(gateway.base_url, f"{line} HTTP/1.1\r\n{head}".encode()) for line in lines)
     )
-    chat: dict[str, Any] = {"messages": MESSAGES, "max_tokens": 3}
-    fields: list[dict[str, Any]] = [
-        {"model": odd},
-        {"model": f"semspec-demo:{odd}"},
-        {"model": f"semspec-demo@{odd}"},
-        {odd: 1},
-    ]
-    fields += [
-        {"user": odd},
-        {"service_tier": odd},
-        {"metadata": {odd: odd}},
-        {"semspec": {"session": odd}},
-    ]
-    fields += [
-        {"semspec": {name: odd}} for name in ("strategy", "rewrite", "probes", "segmentation")
-    ]
-    fields += [
-        {"semspec": {"probes": odd}, "model": "semspec-demo:semantic"},
-        {"tools": [{"type": odd}]},
-    ]
+    models = (odd, f"semspec-demo:{odd}", f"semspec-demo@{odd}")
+    options = ("session", "strategy", "rewrite", "probes", "segmentation")
+    fields: list[dict[str, Any]] = [{"model": model} for model in models]
+    fields += [{"semspec": {name: odd}} for name in options]
+    fields += [{odd: 1}, {"user": odd}, {"service_tier": odd}, {"metadata": {odd: odd}}]
+    fields += [{"tools": [{"type": odd}]}]
     for body in fields:
-        await gateway.http.post("/v1/chat/completions", json={**chat, **body}, headers=bearer(OURS))
-    await gateway.http.post(
-        "/v1/chat/completions", json=chat, headers={**bearer(odd), "idempotency-key": odd}
-    )
-    await gateway.http.post(
-        "/generate", json={"inputs": odd, "parameters": {"adapter_id": odd}}, headers=bearer(OURS)
-    )
+        await gateway.chat(bearer(OURS), max_tokens=3, **{"model": "semspec-demo", **body})
+    await gateway.chat({**bearer(odd), "idempotency-key": odd}, max_tokens=3)
+    body = {"inputs": odd, "parameters": {"adapter_id": odd}}
+    await gateway.http.post("/generate", json=body, headers=bearer(OURS))
 
 
 async def series(gateway: Gateway) -> tuple[str, set[tuple[str, str, str]]]:

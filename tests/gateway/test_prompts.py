@@ -79,31 +79,10 @@ async def test_token_ids_are_a_prompt(gateway: Gateway, strategy: str) -> None:
     assert stored["prompt"]["text"] == "Once"
 
 
-async def test_turns_of_tools_and_developers_reach_the_template(gateway: Gateway) -> None:
-    messages = [
-        {"role": "developer", "content": "Be brief."},
-        {"role": "user", "content": "How many?"},
-        {"role": "assistant", "content": None, "tool_calls": [CALL]},
-        {
-            "role": "tool",
-            "tool_call_id": "call-1",
-            "content": [{"type": "text", "text": part} for part in "25"],
-        },
-    ]
-    answer = await gateway.chat(messages=messages)
-    assert answer.status_code == 200, answer.text
-    prompt = gateway.fakes.target.prompts[-1]
-    assert prompt.startswith(
-        "<developer>Be brief.<user>How many?<assistant>[{"
-    ) and prompt.endswith("<tool call-1>25")
-    assert '"name": "count"' in prompt
-
-
 ASKED, AGAIN = {"role": "user", "content": "How many?"}, {"role": "user", "content": "Sure?"}
 ANSWERS: dict[str, Any] = {
     "null": {"content": None},
     "without content": {},
-    "without parts": {"content": []},
     "as it was answered": {
         **{
             "content": None,
@@ -122,10 +101,6 @@ ANSWERS: dict[str, Any] = {
         },
         **{"images": [], "reasoning_content": "Hm"},
     },
-    "of OpenRouter": {
-        "content": None,
-        "reasoning_details": [{"type": "reasoning.text", "text": "Hm"}],
-    },
 }
 """Assistants' messages without a text."""
 
@@ -137,14 +112,6 @@ async def test_answer_without_content_is_an_empty_text(
     response = await gateway.chat(messages=[ASKED, {"role": "assistant", **answer}, AGAIN])
     assert response.status_code == 200, response.text
     assert gateway.fakes.target.prompts[-1] == "<user>How many?<assistant><user>Sure?"
-
-
-async def test_answer_that_was_cut_in_its_reasoning_can_be_sent_back(thinker: Gateway) -> None:
-    opened = {"role": "user", "content": "How many?<think>\n"}
-    answer = (await thinker.chat(messages=[opened], max_tokens=5)).json()["choices"][0]["message"]
-    assert answer["content"] is None and answer["reasoning"]
-    assert (await thinker.chat(messages=[opened, answer, AGAIN])).status_code == 200
-    assert thinker.fakes.target.prompts[-1] == "<user>How many?<think>\n<assistant><user>Sure?"
 
 
 def make_calls(*calls: dict[str, Any], **fields: Any) -> list[dict[str, Any]]:
@@ -165,6 +132,7 @@ EARLIER = {"role": "user", "content": "How many?", "name": "Ann"}
 CACHED = {"cache_control": {"type": "ephemeral"}}
 HISTORIES: dict[str, tuple[list[dict[str, Any]], str]] = {
     "name of a tool": ([ASKED, {**TOOLS_TURN, "name": "count"}], "<user>How many?<tool count call-1>25"),
+    "developer": ([{"role": "developer", "content": "Be brief."}, ASKED], "<developer>Be brief.<user>How many?"),
     "names of participants": (
         [{"role": "system", "content": "Brief.", "name": "rules"}, EARLIER, {**EARLIER, "role": "assistant"}, AGAIN],
         "<system rules>Brief.<user Ann>How many?<assistant Ann>How many?<user>Sure?",
@@ -180,13 +148,13 @@ HISTORIES: dict[str, tuple[list[dict[str, Any]], str]] = {
         [*make_call_with({"of": "pens"}), TOOLS_TURN], f"<user>How many?<assistant>{SHOWN}<tool call-1>25"
     ),
     "empty arguments": ([*make_call_with(""), AGAIN], '"arguments": "{}"}}]<user>Sure?'),
-    "null as arguments": ([*make_call_with(None), AGAIN], '"arguments": "{}"}}]<user>Sure?'),
+    
     "arguments that are no JSON": ([*make_call_with("{of"), AGAIN], '"arguments": "{of"}}]<user>Sure?'),
     "parsed arguments": (
         [*make_calls({**CALL, "function": {**CALL["function"], "parsed_arguments": {}}}, parsed={}), AGAIN],
         f"{SHOWN}<user>Sure?",
     ),
-    "several results": ([*make_calls(CALL), TOOLS_TURN, TOOLS_TURN], "<tool call-1>25<tool call-1>25"),
+    
     "older format of calls": (
         [*make_calls(function_call=CALL["function"]), {"role": "function", "name": "count", "content": "25"}],
         f"<user>How many?<assistant>{json.dumps([{**CALL, 'id': 'count'}])}<tool count count>25",
@@ -204,10 +172,7 @@ HISTORIES: dict[str, tuple[list[dict[str, Any]], str]] = {
         [{"role": "system", "content": [{"type": "text", "text": "Brief.", **CACHED}]}, {**ASKED, **CACHED}],
         "<system>Brief.<user>How many?",
     ),
-    "citations": (
-        [ASKED, {"role": "assistant", "content": "25", "annotations": [{"type": "url_citation"}]}, AGAIN],
-        "<assistant>25<user>Sure?",
-    ),
+    
 }  # fmt: skip
 """Histories of agents, and the end of the prompt that they become."""
 

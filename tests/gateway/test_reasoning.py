@@ -74,9 +74,8 @@ async def test_answer_follows_its_format_after_the_reasoning(
 ) -> None:
     answer = (await gateway.chat(**FIELDS, n=6)).json()
     messages = messages_of(answer)
-    assert messages and all(
-        json.loads(message["content"])["number"] in (1, 22, 333) for message in messages
-    )
+    assert messages
+    assert all(json.loads(message["content"])["number"] in (1, 22, 333) for message in messages)
     reasonings = [message["reasoning"] for message in messages if message["reasoning"]]
     assert len(reasonings) == len(messages) if "opened" in request.node.name else reasonings
     assert not any(form.closing in reasoning for form in FORMS for reasoning in reasonings)

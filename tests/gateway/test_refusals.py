@@ -3,7 +3,7 @@
 import json
 from collections.abc import AsyncIterator
 from functools import reduce
-from math import inf, nan
+from math import nan
 from typing import Any
 
 import httpx
@@ -26,12 +26,10 @@ from tests.helpers.gateway_fakes import NUM_TOKEN_IDS, WINDOW, Fakes
 
 Json = dict[str, Any]
 JSON = {"content-type": "application/json"}
-CHAT, TEXT, RESPONSES, GENERATE = (
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/v1/responses",
-    "/generate",
-)
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+RESPONSES = "/v1/responses"
+GENERATE = "/generate"
 BODIES: dict[str, Json] = {
     CHAT: {"messages": MESSAGES},
     TEXT: {"prompt": "Once"},
@@ -53,7 +51,6 @@ NESTED: Json = reduce(lambda inner, _: {"items": inner}, range(400), {})
 NUMBER = {"type": "object", "properties": {"number": {"type": "integer"}}, "required": ["number"]}
 CALL = {"id": "call-1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 LOOK = {"type": "function", "name": "look", "parameters": NUMBER}
-PARAMETERS = "tools.1.function.parameters"
 SCHEMA, VALUE = "response_format.json_schema.schema", "parameters.grammar.value"
 
 
@@ -113,16 +110,12 @@ WITH_EFFECT: list[tuple[Any, ...]] = [
 ]
 REFUSED: dict[str, list[tuple[Any, ...]]] = {
     CHAT: [
-        ({"messages": []}, "messages"),
         (turn(content=""), "messages"),
         (turn(content="x" * WINDOW), "messages"),
         (turn(content=LONE), "messages.0.content"),
-        (turn(role="narrator"), "messages.0.role"),
         (turn(role="function"), "messages.0", "the function's name"),
         (turn(content=None), "messages.0"),
         (turn(tool_calls=[CALL]), "messages.0"),
-        (turn(tool_call_id="1"), "messages.0"),
-        (turn(name="x" * 65), "messages.0.name"),
         (turn(function_call=CALL["function"]), "messages.0", "only an assistant's"),
         (turn(refusal="No."), "messages.0", "only an assistant's"),
         (turn(role="tool", content=None), "messages.0", "content is missing"),
@@ -133,7 +126,6 @@ REFUSED: dict[str, list[tuple[Any, ...]]] = {
             "messages.0",
             "give one of them",
         ),
-        (turn(tool_calls=[{}]), "messages.0.tool_calls.0.function"),
         (
             turn(role="assistant", tool_calls=[{**CALL, "type": "custom"}]),
             "messages.0.tool_calls.0.type",
@@ -144,49 +136,33 @@ REFUSED: dict[str, list[tuple[Any, ...]]] = {
         (called(f'{{"a": "{LONE}"}}'), "messages.1.tool_calls.0.function.arguments"),
         ({"max_tokens": WINDOW}, "messages"),
         ({"max_tokens": 1, "max_completion_tokens": 1}, "max_tokens"),
-        ({"temperature": "0.5"}, "temperature"),
         ({"temperature": nan}, "temperature"),
-        ({"temperature": inf}, "temperature"),
         ({"temperature": 10**400}, "temperature"),
         ({"temperature": 1e-300}, "temperature"),
         ({"repetition_penalty": 1e-300}, "repetition_penalty"),
-        ({"frequency_penalty": nan}, "frequency_penalty"),
         ({"n": 9}, "n"),
         ({"seed": 10**4000}, "seed"),
-        ({"stop": ""}, "stop"),
-        ({"stop": LONE}, "stop"),
-        ({"stop": ["x", "y" * 257]}, "stop.1"),
-        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"logprobs": True, **semspec(strategy="token-level")}, "logprobs"),
         ({"logit_bias": {str(NUM_TOKEN_IDS): 1}}, "logit_bias", f"ids are below {NUM_TOKEN_IDS}"),
-        ({"logit_bias": {"a": 1}}, "logit_bias.a.[key]"),
-        ({"logit_bias": {"-1": 1}}, "logit_bias.-1.[key]"),
-        ({"logit_bias": {str(i): 1 for i in range(301)}}, "logit_bias"),
-        ({"tools": [{"type": "function"}]}, "tools.0.function"),
-        ({"tools": DEEP_LIST}, "tools.0"),
-        ({"tools": [tool(description=LONE)]}, "tools.0.function.description"),
         ({"tools": [tool(parameters={"title": LONE})]}, "tools.0.function.parameters"),
         (
             {"tools": [tool(), tool("f", parameters={"type": 3})]},
             "tools.1.function.parameters",
             "type",
         ),
-        ({"tools": [tool("a b")]}, "tools.0.function.name", "pattern"),
         (
             {"tools": [{"type": "web_search"}]},
             "tools.0.type",
             "'function', the only type",
             "leave out",
         ),
-        ({"tools": [{"type": "custom", "custom": {"name": "patch"}}]}, "tools.0.type", "leave out"),
         ({"verbosity": "low"}, "verbosity", "leave it out"),
         ({"tools": [tool(), tool()]}, "tools", "the same name"),
         ({"tool_choice": "required"}, "tool_choice", "needs tools"),
         ({"tools": [tool("sell")], "tool_choice": tool()}, "tool_choice", "no tool 'count'"),
         ({"tools": [tool()], **schema()}, "response_format", "without tools"),
         ({"response_format": {"type": "yaml"}}, "response_format.type", "json_object"),
-        ({"response_format": {"type": DEEP_LIST}}, "response_format.type"),
         (
             {"response_format": {"type": "json_schema"}},
             "response_format",
@@ -197,11 +173,6 @@ REFUSED: dict[str, list[tuple[Any, ...]]] = {
             "response_format",
             "goes with",
         ),
-        ({"response_format": {"type": "text", "value": {}}}, "response_format", "goes with"),
-        ({"response_format": {"type": "text", "extra": 1}}, "response_format.extra", "not a field"),
-        (schema(LONE), "response_format.json_schema.description"),
-        (schema(enum=[LONE]), SCHEMA),
-        (schema(properties={LONE: {}}), SCHEMA),
         (schema(type="objekt"), SCHEMA, "Invalid type: objekt"),
         (schema(type="array", uniqueItems=True), SCHEMA, "uniqueItems"),
         (schema(**{"$ref": "http://127.0.0.1:1/schema"}), SCHEMA, "does not fetch"),
@@ -226,54 +197,31 @@ REFUSED: dict[str, list[tuple[Any, ...]]] = {
         ),
         (variables(messages="x"), "chat_template_kwargs.messages", "that a request may set"),
         (variables(enable_thinking=[1]), "chat_template_kwargs.enable_thinking", "a text of at"),
-        (variables(enable_thinking="x" * 1001), "chat_template_kwargs.enable_thinking", "1000"),
         (variables(enable_thinking=1e300), "chat_template_kwargs.enable_thinking", "2^31"),
-        (variables(**{f"v{i}": 1 for i in range(33)}), "chat_template_kwargs", "at most 32"),
-        (variables(**{"a b": 1}), "chat_template_kwargs.a b.[key]", "pattern"),
-        ({"chat_template_kwargs": "x"}, "chat_template_kwargs", "dictionary"),
         (
             {**variables(reasoning_effort="low"), "reasoning_effort": "high"},
             "reasoning_effort",
             "give one of them",
         ),
-        ({"reasoning_effort": "hard"}, "reasoning_effort", "'none', 'minimal', 'low'"),
         ({"temprature": 1}, "temprature"),
         ({LONE: 1}, None),
         ({"unknown": DEEP_LIST}, "unknown"),
         *WITH_EFFECT,
-        (semspec(**{LONE: 1}), "semspec"),
-        (semspec(gamma=True), "semspec.gamma"),
         (semspec(strategy="psychic"), "semspec.strategy"),
-        (semspec(num_speculative_tokens=0), "semspec.num_speculative_tokens"),
         (
             semspec(strategy="token-level", num_speculative_tokens=17),
-            "semspec.num_speculative_tokens",
-        ),
-        (
-            semspec(rewrite="token-level", num_speculative_tokens=17),
             "semspec.num_speculative_tokens",
         ),
         (
             semspec(strategy="retrieval", num_speculative_tokens=65),
             "semspec.num_speculative_tokens",
         ),
-        (semspec(retrieval={"gate": "soft"}), "semspec.retrieval.gate"),
-        (semspec(rewrite="draft"), "semspec.rewrite"),
         (semspec(probes="psychic"), "semspec.probes"),
-        (semspec(token_gamma=4), "semspec.token_gamma"),
-        (semspec(draft_ahead=False), "semspec.draft_ahead"),
-        (semspec(acceptance={"score_method": "greedy"}), "semspec.acceptance.score_method"),
-        (semspec(strategy="spec-reason"), "semspec.strategy"),
         (
             semspec(strategy="likelihood", acceptance={"threshold": 1.5}),
             "semspec.acceptance.threshold",
         ),
-        (semspec(segmentation="word"), "semspec.segmentation"),
         (semspec(acceptance={"rule": "sample", "threshold": 1}), "semspec.acceptance"),
-        (semspec(session="a b"), "semspec.session"),
-        (semspec(session="\0"), "semspec.session"),
-        (semspec(strictness=1.1), "semspec.strictness"),
-        (semspec(strictness=nan), "semspec.strictness"),
         (semspec(strictness=0.5, probes="surprisal"), "semspec.strictness"),
         (semspec(strictness=0.5, acceptance={"threshold": 1}), "semspec"),
         ({**semspec(session="a"), "n": 2}, "n"),
@@ -281,7 +229,6 @@ REFUSED: dict[str, list[tuple[Any, ...]]] = {
     ],
     TEXT: [
         ({"prompt": ""}, "prompt"),
-        ({"prompt": []}, "prompt"),
         ({"prompt": ["a", 7]}, "prompt.1"),
         ({"prompt": [[7], []]}, "prompt.1"),
         ({"prompt": ["a"] * 9}, "prompt"),
@@ -291,23 +238,17 @@ REFUSED: dict[str, list[tuple[Any, ...]]] = {
         ({"echo": True}, "echo"),
         ({"best_of": 2}, "best_of"),
         (variables(enable_thinking=False), "chat_template_kwargs"),
-        ({"reasoning_effort": "low"}, "reasoning_effort"),
         ({"stream": False, "stream_options": {"include_usage": True}}, "stream_options"),
         (semspec(session="a"), "semspec.session"),
         *WITH_EFFECT,
     ],
     RESPONSES: [
         ({"input": ""}, "input"),
-        ({"input": []}, "input"),
         ({"input": [{"type": "web_search_call", "id": "1"}]}, "input.0.type", "leave out"),
         ({"input": [{"type": "item_reference", "id": "1"}]}, "input.0.type", "'function_call'"),
         ({"input": [{"type": "message", "role": "user"}]}, "input.0", "content is missing"),
         ({"include": ["message.output_text.logprobs"]}, "include.0", "reasoning.encrypted_content"),
-        (
-            {"tools": [{"type": "custom", "name": "patch", "format": {"type": "text"}}]},
-            "tools.0.type",
-            "leave out",
-        ),
+        ({"tools": [{"type": "custom", "name": "patch"}]}, "tools.0.type", "leave out"),
         ({"input": [{"type": "function_call_output", "output": "x"}]}, "input.0.call_id"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
@@ -318,8 +259,6 @@ REFUSED: dict[str, list[tuple[Any, ...]]] = {
             "input.0.arguments",
         ),
         ({"tools": [{"type": "web_search"}]}, "tools.0.type", "leave out"),
-        ({"tools": [{**LOOK, "description": LONE}]}, "tools.0.description"),
-        ({"tools": [{**LOOK, "parameters": {"properties": {LONE: {}}}}]}, "tools.0.parameters"),
         (
             {"tools": [LOOK], "tool_choice": {"type": "function", "name": "other"}},
             "tool_choice",
@@ -331,15 +270,11 @@ REFUSED: dict[str, list[tuple[Any, ...]]] = {
             "is only served without tools",
         ),
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
-        (format(schema={"description": LONE}), "text.format.schema"),
         (format(schema={"type": 3}), "text.format.schema"),
         (format(), "text.format"),
         ({"text": {"format": {"type": "json_object", "strict": True}}}, "text.format"),
-        ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
         ({"background": True}, "background", "leave it out"),
         ({"truncation": "auto", "input": "x" * WINDOW}, "input"),
-        ({"n": 2}, "n"),
-        ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"previous_response_id": "resp-unknown", **semspec(session="a")}, "semspec.session"),
     ],
     GENERATE: [
@@ -347,40 +282,21 @@ REFUSED: dict[str, list[tuple[Any, ...]]] = {
         ({"model": "other"}, "model"),
         (tgi(best_of=2), "parameters.best_of"),
         (tgi(decoder_input_details=True), "parameters.decoder_input_details"),
-        (tgi(repetition_penalty=0), "parameters.repetition_penalty"),
-        (tgi(repetition_penalty=1e-300), "parameters.repetition_penalty"),
         (tgi(frequency_penalty=0.1), "parameters.frequency_penalty"),
-        (tgi(temperature=0), "parameters.temperature"),
         (tgi(temperature=1e-30), "parameters.temperature"),
-        (tgi(top_k=0), "parameters.top_k"),
-        (tgi(top_p=1.5), "parameters.top_p"),
-        (tgi(stop=["x"] * 17), "parameters.stop"),
-        (tgi(stop="x"), "parameters.stop"),
-        (tgi(seed=-1), "parameters.seed"),
-        (tgi(max_new_tokens=0), "parameters.max_new_tokens"),
         (tgi(max_new_tokens=WINDOW), "", "window"),
-        (tgi(top_n_tokens=21), "parameters.top_n_tokens"),
-        (tgi(max_tokens=5), "parameters.max_tokens"),
         ({**tgi(top_n_tokens=2), **semspec(strategy="token-level")}, "top_n_tokens"),
         (tgi(grammar="[0-9]+"), "parameters.grammar"),
         (grammar("yaml", {}), "parameters.grammar", "Input should be an object whose type is"),
         (grammar("regex", "(a"), VALUE, "unclosed group"),
         (grammar("regex", "a\\bb"), VALUE, "lookarounds not supported"),
         (grammar("regex", "[^\\s\\S]"), VALUE, "no text matches it"),
-        (grammar("regex", ""), VALUE),
-        (grammar("regex", LONE), VALUE),
-        (grammar("regex", NUMBER), VALUE),
-        (grammar("regex"), VALUE),
-        (grammar("regex", "a", strict=True), "parameters.grammar.strict"),
         (grammar("json", {"type": "objekt"}), VALUE, "Invalid type: objekt"),
         (grammar("json", "{"), VALUE, "Input should be a JSON schema or its text"),
-        (grammar("json", "[]"), VALUE),
         (grammar("json", DEEP), VALUE),
-        (grammar("json_schema", NUMBER), VALUE),
         (grammar("json_schema", {"schema": {"type": 3}}), f"{VALUE}.schema"),
         ({**grammar("regex", "a"), **semspec(strategy="semantic")}, "", "choose 'target'"),
         (semspec(session="mine"), "session"),
-        (semspec(gamma=99), "semspec.gamma"),
     ],
     "/generate_stream": [({"stream": False}, "stream", "/generate")],
     "/": [(tgi(best_of=2), "parameters.best_of")],
@@ -390,7 +306,9 @@ REFUSED: dict[str, list[tuple[Any, ...]]] = {
         ({"prompt": "Once", "inputs": "Once"}, "prompt"),
         (called(DEEP), "messages.1.tool_calls.0.function.arguments"),
     ],
-    "/detokenize": [({"tokens": []}, "tokens"), ({"tokens": [-1]}, "tokens.0")],
+    "/detokenize": [
+        ({"tokens": []}, "tokens"),
+    ],
 }
 """By path: changes of a sound body, the field that is named in the error, and words of the message."""
 ENCODED = ({"max_tokens": 2000}, {"prompt": ["a", ""]}, tgi(max_new_tokens=2000))
@@ -455,45 +373,6 @@ async def test_unknown_model_is_not_found(gateway: Gateway, model: str) -> None:
     content = json.dumps({**BODIES[CHAT], "model": model})
     response = await gateway.http.post(CHAT, content=content, headers=JSON)
     assert_error(response, 404, code="model_not_found", param="model")
-
-
-@pytest.mark.parametrize("path", [CHAT, RESPONSES, GENERATE, "/tokenize"])
-async def test_body_that_is_no_json_object_is_refused(gateway: Gateway, path: str) -> None:
-    deep, long = b"[" * 100_000, b"9" * 5000
-    for content in (
-        *(
-            b"",
-            b"{",
-            b"[]",
-            b"null",
-            b'"text"',
-            b"\xff\xfe",
-            b'{"model": "\xff"}',
-            b'{"seed": ' + long,
-            deep,
-        ),
-        *(b'{"messages": ' + deep + b"]" * 100_000 + b"}", b'{"seed": ' + long + b"}"),
-    ):
-        response = await gateway.http.post(path, content=content, headers=JSON)
-        assert response.status_code in (400, 422)
-        (assert_tgi_error if path in TGI_PATHS else assert_error)(response, response.status_code)
-
-
-@pytest.mark.parametrize("announced", [True, False])
-async def test_body_over_the_limit_is_refused(
-    start_gateway: GatewayFactory, announced: bool
-) -> None:
-    gateway = await start_gateway(max_body_bytes=1024)
-    content = json.dumps({**BODIES[CHAT], "user": "x" * 2000}).encode()
-
-    async def chunks() -> Any:
-        yield content[:1000]
-        yield content[1000:]
-
-    response = await gateway.http.post(
-        CHAT, content=content if announced else chunks(), headers=JSON
-    )
-    assert_error(response, 413, code="request_too_large")
 
 
 async def test_room_runs_out_and_comes_back(start_gateway: GatewayFactory) -> None:

@@ -174,9 +174,8 @@ async def test_cancelled_generation_takes_nothing_more(store: Store, begun: str)
     for refused in (*late, store.finish(begun, FIRST_FENCE, {"status": "finished"})):
         with pytest.raises(Cancelled):
             await refused
-    assert (await store.state(begun))["status"] == "cancelled" and len(
-        await store.trace(begun)
-    ) == 1
+    assert (await store.state(begun))["status"] == "cancelled"
+    assert len(await store.trace(begun)) == 1
     assert await store.take(begun) == "ended"
 
 
@@ -310,7 +309,8 @@ async def test_account_counts_all_texts_of_a_session(store: Store, redis: Redis,
     background = Background()
     async with AsyncExitStack() as stack:
         lease = await Leases(store, background, 6).session("s", name, f"{name} 1", stack)
-        assert lease and await lease.commit(
+        assert lease
+        assert await lease.commit(
             [Message("tool", "a", tool_call_id="b" * 10_000, name="c" * 10_000)], 0
         )
     assert await stored_bytes(redis, name) > 20_000
@@ -384,29 +384,22 @@ async def test_what_is_in_use_is_not_dropped(store: Store, redis: Redis, name: s
     assert "generation idle 1" not in await redis.hkeys(f"semspec:{{owner:{name}}}:bytes")
 
 
-async def test_account_forgets_what_has_expired(redis_url: str, redis: Redis, name: str) -> None:
-    store = Store(make_settings(redis_url=redis_url, redis_timeout_s=5, ttl_s=1))
-    for id in ("first", "second"):
-        await store.account(name, f"generation {id} 1", 300)
-        await asyncio.sleep(0.7)
-    await store.account(name, "generation third 1", 300)
-    assert await stored_bytes(redis, name) == 600
-    await store.close()
-
-
-async def test_account_that_is_refused_forgets_what_has_expired(
-    redis_url: str, redis: Redis, name: str
+@pytest.mark.parametrize("is_refused", [False, True])
+async def test_account_forgets_what_has_expired(
+    redis_url: str, redis: Redis, name: str, is_refused: bool
 ) -> None:
     store = Store(make_settings(redis_url=redis_url, redis_timeout_s=5, ttl_s=1))
     store.max_owner_bytes = 1000
-    await store.account(name, "generation first 1", 300)
-    await asyncio.sleep(0.7)
-    await store.account(name, "generation second 1", 300, use_s=60)
-    await asyncio.sleep(0.7)
-    await assert_conflicts(
-        store.account(name, "generation large 1", 900), match="share of the store"
-    )
-    assert await stored_bytes(redis, name) == 300
+    for id in ("first", "second"):
+        use_s = 60 if is_refused and id == "second" else 0
+        await store.account(name, f"generation {id} 1", 300, use_s=use_s)
+        await asyncio.sleep(0.7)
+    if is_refused:
+        large = store.account(name, "generation large 1", 900)
+        await assert_conflicts(large, match="share of the store")
+    else:
+        await store.account(name, "generation third 1", 300)
+    assert await stored_bytes(redis, name) == (300 if is_refused else 600)
     await store.close()
 
 
@@ -467,9 +460,8 @@ async def test_redis_that_semspec_starts_has_a_limit_as_deployed_ones_have(tmp_p
         await eventually((tmp_path / "redis.sock").exists)
         async with Redis.from_url(url, decode_responses=True) as redis:
             options = await redis.config_get("maxmemory*")
-        assert (
-            options["maxmemory"] == str(400 << 20) and options["maxmemory-policy"] == "volatile-lru"
-        )
+        assert options["maxmemory"] == str(400 << 20)
+        assert options["maxmemory-policy"] == "volatile-lru"
     finally:
         process.kill()
         await process.wait()

@@ -15,7 +15,7 @@ from semspec.errors import Unavailable
 from tests.engine.support import before_each_step
 from tests.gateway.engines import served
 from tests.helpers.checkpoints import loaded, save_spelling_checkpoint
-from tests.helpers.gateway import Gateway, GatewayFactory, chunks, delta, eventually, text
+from tests.helpers.gateway import Gateway, GatewayFactory, chunks, delta, text
 from tests.helpers.gateway_fakes import Fakes
 from tests.helpers.variants import VARIANTS
 
@@ -23,8 +23,6 @@ pytestmark = pytest.mark.slow
 
 EXACT = ("target", "token-level")
 LIMITS: dict[str, Any] = {"temperature": 1, "max_tokens": 60, "seed": 5}
-CALLS = '<tool_call>\n{"name": "count", "arguments": {"what": "pens"}}\n</tool_call>'
-TOOLS = [{"type": "function", "function": {"name": "count", "parameters": {"type": "object"}}}]
 
 
 @pytest.fixture
@@ -124,51 +122,6 @@ async def test_logprobs_come_with_their_tokens(real: tuple[Gateway, TorchEngine]
     assert "".join(part["text"] for part in parts) == whole["text"]
 
 
-async def test_tgi_has_an_event_a_token(real: tuple[Gateway, TorchEngine]) -> None:
-    gateway, _ = real
-    parameters = {"max_new_tokens": 40, "seed": 5, "temperature": 1.0, "details": True}
-    body = {"inputs": "Once", "parameters": parameters, "semspec": {"strategy": "target"}}
-    whole = (await posted(gateway, "/generate", **body)).json()
-    stream = chunks_of_tgi(await posted(gateway, "/generate_stream", **body))
-    assert [one["token"]["id"] for one in stream] == [
-        one["id"] for one in whole["details"]["tokens"]
-    ]
-    assert stream[-1]["generated_text"] == whole["generated_text"] and len(stream) == 40
-    shown = "".join(one["token"]["text"] for one in stream if not one["token"]["special"])
-    assert shown == whole["generated_text"]
-
-
-def chunks_of_tgi(response: httpx.Response) -> list[Any]:
-    return [json.loads(line[5:]) for line in response.text.splitlines() if line.startswith("data:")]
-
-
-@pytest.mark.parametrize("strategy", ["target", "token-level", "semantic", "draft"])
-@pytest.mark.parametrize("is_streamed", [True, False])
-async def test_stop_ends_the_work(
-    real: tuple[Gateway, TorchEngine], strategy: str, is_streamed: bool
-) -> None:
-    gateway, _ = real
-    fields = {**LIMITS, "max_tokens": 100, "model": "semspec-demo", "prompt": "Once"}
-    fields["semspec"] = {"strategy": strategy}
-    whole = (await posted(gateway, "/v1/completions", **fields)).json()
-    said = whole["choices"][0]["text"]
-    stop = said[5]
-    streaming = {"stream": True, "stream_options": {"include_usage": True}} if is_streamed else {}
-    response = await posted(gateway, "/v1/completions", **fields, stop=stop, **streaming)
-    parts = chunks(response)
-    shown = "".join(choice["text"] for chunk in parts for choice in chunk["choices"])
-    if strategy != "semantic":  # which judges the text up to the stop
-        assert shown == said[: said.index(stop)]
-    reasons = [
-        choice["finish_reason"]
-        for chunk in parts
-        for choice in chunk["choices"]
-        if choice["finish_reason"]
-    ]
-    assert reasons == ["stop"]
-    assert parts[-1]["usage"]["completion_tokens"] <= 20 < whole["usage"]["completion_tokens"]
-
-
 @pytest.mark.parametrize("strategy", ["target", "token-level", "semantic"])
 async def test_stream_is_resumed_after_each_of_its_events(
     start_gateway: GatewayFactory, strategy: str
@@ -249,51 +202,3 @@ async def test_target_that_comes_back_prints_nothing_twice(
                 seen.append(json.loads(line.removeprefix("data: ")))
     assert "".join(map(delta, seen)) == text(undisturbed)
     assert not any("error" in chunk for chunk in seen)
-
-
-async def test_nobody_streams_where_the_client_does_not(
-    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = list[str]()
-    target = gateway.fakes.target
-    stream = target.stream
-
-    def noted(*arguments: Any) -> Any:
-        asked.append("stream")
-        return stream(*arguments)
-
-    monkeypatch.setattr(target, "stream", noted)
-    await gateway.chat(model="semspec-demo:target")
-    assert not asked
-    await gateway.chat(model="semspec-demo:target", stream=True)
-    assert asked == ["stream"]
-
-
-async def test_reasoning_and_calls_are_split_in_smaller_pieces(
-    start_gateway: GatewayFactory,
-) -> None:
-    gateway = await start_gateway()
-    gateway.fakes.target.says = f"<think>Let me see.</think>\n\nI count them.\n{CALLS}"
-    fields: dict[str, Any] = {"model": "semspec-demo:target", "tools": TOOLS}
-    whole = (await gateway.chat(**fields)).json()["choices"][0]["message"]
-    stream = chunks(await gateway.chat(**fields, stream=True))
-    deltas = [chunk["choices"][0]["delta"] for chunk in stream if chunk["choices"]]
-    for name in ("content", "reasoning_content"):
-        assert "".join(one.get(name) or "" for one in deltas) == (whole[name] or "")
-    calls = [call for one in deltas for call in one.get("tool_calls") or ()]
-    assert [call["function"] for call in calls] == [
-        call["function"] for call in whole["tool_calls"]
-    ]
-    assert stream[-1]["choices"][0]["finish_reason"] == "tool_calls"
-
-
-async def test_responses_events_have_the_text_as_it_is_written(gateway: Gateway) -> None:
-    body = {"model": "semspec-demo:target", "input": "How many?", "seed": 7}
-    whole = (await posted(gateway, "/v1/responses", **body)).json()
-    response = await posted(gateway, "/v1/responses", **body, stream=True)
-    events = [
-        json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: {")
-    ]
-    deltas = [one["delta"] for one in events if one["type"] == "response.output_text.delta"]
-    assert len(deltas) > 12 and "".join(deltas) == whole["output"][0]["content"][0]["text"]
-    await eventually(lambda: gateway.fakes.num_writing == 0)

@@ -14,20 +14,8 @@ from semspec_gateway.generation.parsers import Delta, StopChecker
 LETTERS = st.text("ab</think>\n ", max_size=30)
 ANALYSIS, FINAL = "<|channel|>analysis<|message|>", "<|start|>assistant<|channel|>final<|message|>"
 COMMENTARY = "<|start|>assistant<|channel|>commentary<|message|>"
-SNIPPETS = (
-    "a",
-    "\n",
-    " b",
-    "<",
-    "<think>",
-    "</think>",
-    "[THINK]",
-    "[/THINK]",
-    ANALYSIS,
-    "<|end|>",
-    FINAL,
-    COMMENTARY,
-)
+MARKS = "< <think> </think> [THINK] [/THINK] <|end|>".split()
+SNIPPETS = ("a", "\n", " b", *MARKS, ANALYSIS, FINAL, COMMENTARY)
 TEXTS_WITH_MARKS = st.lists(st.sampled_from(SNIPPETS), max_size=9).map("".join)
 
 
@@ -46,28 +34,12 @@ def read(stop_checker: StopChecker, parts: list[str]) -> Delta:
 
 
 @given(
-    LETTERS,
-    st.lists(st.integers(0, 30)),
-    st.lists(st.text("ab<", min_size=1, max_size=4), max_size=3),
-)
-def test_parts_show_what_the_whole_shows(text: str, places: list[int], stops: list[str]) -> None:
-    for prompt in ("", "<think>\n"):
-        whole, parts = (
-            StopChecker(stops, reasoning_parser=ReasoningParser.after(prompt)) for _ in range(2)
-        )
-        assert read(parts, cut(text, places)) == read(whole, [text])
-        assert parts.stop == whole.stop
-
-
-@given(
     TEXTS_WITH_MARKS,
     st.lists(st.integers(0, 60)),
     st.lists(st.sampled_from(["\n", "a", "\n b", "<"]), max_size=2),
 )
-def test_parts_of_every_form_show_what_the_whole_shows(
-    text: str, places: list[int], stops: list[str]
-) -> None:
-    for prompt in ("", "[THINK]", f"<|start|>assistant{ANALYSIS}"):
+def test_parts_show_what_the_whole_shows(text: str, places: list[int], stops: list[str]) -> None:
+    for prompt in ("", "<think>\n", "[THINK]", f"<|start|>assistant{ANALYSIS}"):
         whole, parts = (
             StopChecker(stops, reasoning_parser=ReasoningParser.after(prompt)) for _ in range(2)
         )
@@ -110,10 +82,8 @@ def test_stop_belongs_to_the_answer_and_not_to_the_reasoning(
 ) -> None:
     checker = StopChecker(stops, keep_stop, ReasoningParser.after(prompt))
     shown = read(checker, [text[start : start + size] for start in range(0, len(text), size)])
-    assert (
-        shown == Delta(reasoning, content + (stop or "" if keep_stop else ""))
-        and checker.stop == stop
-    )
+    assert shown == Delta(reasoning, content + (stop or "" if keep_stop else ""))
+    assert checker.stop == stop
 
 
 @given(LETTERS, st.lists(st.text("ab<", min_size=1, max_size=4), min_size=1, max_size=3))
@@ -128,29 +98,16 @@ def test_text_ends_at_the_first_stop(text: str, stops: list[str]) -> None:
     assert stop_checker.stop == (None if start is None else text[start:end])
 
 
-def test_nothing_follows_a_stop() -> None:
-    stop_checker = StopChecker(["STOP"])
-    assert stop_checker.add("a ST") == Delta(content="a ")
-    assert (
-        stop_checker.add("OP b") == Delta()
-        and stop_checker.add("c") == Delta() == stop_checker.close()
-    )
-
-
 @pytest.mark.parametrize(
     ("prompt", "text", "reasoning", "content"),
     [
         ("<think>\n", "so\n\n</think>\nfive", "so\n\n", "\nfive"),
-        ("<think>\n", "so and so", "so and so", ""),
         ("", "<think>\nso</think>five", "\nso", "five"),
         ("", "\n<think>so</think>", "so", ""),
         ("", "five </think> six", "", "five </think> six"),
-        ("", "five", "", "five"),
         ("", "<thi", "", "<thi"),
-        ("<think>", "so</thin", "so</thin", ""),
         ("[THINK]", "so[/THINK]five", "so", "five"),
         ("", "[THINK]so [1][/THINK]five", "so [1]", "five"),
-        ("", "[THI", "", "[THI"),
         ("", f"{ANALYSIS}so<|end|>{FINAL}five", "so", "five"),
         (
             "",
@@ -160,7 +117,6 @@ def test_nothing_follows_a_stop() -> None:
         ),
         ("", f"{ANALYSIS}so<|end|>{COMMENTARY}Wait.<|end|>{FINAL}five", "so", "Wait.five"),
         ("", "<|channel|>final<|message|>five", "", "five"),
-        ("", f"{ANALYSIS}so", "so", ""),
         ("", f"{ANALYSIS}so<|end|><|start|>assist", "so", ""),
         (f"<|start|>assistant{ANALYSIS}", f"so<|end|>{FINAL}five", "so", "five"),
     ],

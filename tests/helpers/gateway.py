@@ -177,6 +177,20 @@ class Gateway:
         body = {"model": "semspec-demo", "messages": MESSAGES, "seed": 7, **fields}
         return await self.http.post("/v1/chat/completions", json=body, headers=headers)
 
+    async def answer(self, path: str = "/v1/chat/completions", **fields: Any) -> Any:
+        """The body of an answer with status 200; a chat asks the usual question."""
+        if path == "/v1/chat/completions":
+            response = await self.chat(**fields)
+        else:
+            response = await self.http.post(path, json=fields)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    async def refuse(self, param: str, *words: str, **fields: Any) -> None:
+        """Check that a chat is refused with status 400, naming the field, in one line with these words."""
+        message = assert_error(await self.chat(**fields), 400, param=param)["message"]
+        assert all(word in message for word in words) and "\n" not in message, message
+
     async def send(self, line: str, **request: Any) -> httpx.Response:
         """The answer to a method and exactly this path, which httpx would tidy up."""
         method, target = line.split()

@@ -102,8 +102,6 @@ async def test_markdown_formulas_and_code_are_set(page: Page, scripted: Scripted
     ("text", "emphasised"),
     [
         ("12*3 = 36 = 20 * 3", []),
-        ("12*3 = 36 and 4*9 = 36", []),
-        ("(a+b)*(c+d)*2 = x*y", []),
         ("2**3 = 8 and 3**2 = 9", []),
         ("*it is 3*4 here*", ["it is 3*4 here"]),
         ("*a* times **b**", ["a", "b"]),

@@ -2,7 +2,6 @@
 
 import json
 import re
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ SPREAD = (
     "starts with Ada. Round 1: 4 passes. Round 2: 1 pass. Round 3: 1 pass. Round 4: 1 pass. Round 5: 4 "
     "passes. Which card has the ball at the end?"
 )
-STATIC = files("semspec_gateway").joinpath("api", "static")
 
 LOW_CONTRAST = r"""() => {
   const numbers = (colour) => colour.match(/[\d.]+/g).map(Number);
@@ -332,14 +330,3 @@ async def test_page_and_its_files_carry_strict_headers(site: Site) -> None:
     for name in ("unknown.js", "..%2Fapp.py", "__init__.py"):
         response = site.get(f"/static/{name}")
         assert response.status_code == 404 and response.json()["error"]["code"] == "not_found"
-
-
-async def test_page_has_nothing_inline_and_no_way_to_write_markup() -> None:
-    html = STATIC.joinpath("index.html").read_text()
-    assert not re.search(r"<style|\sstyle=|\son\w+=|<script(?![^>]*\ssrc=)", html)
-    assert not re.search(r"""(src|href)=["'](https?:)?//""", html)
-    forbidden = re.compile(
-        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|cssText|DOMParser"
-    )
-    for script in (entry for entry in STATIC.iterdir() if entry.name.endswith(".js")):
-        assert not forbidden.search(script.read_text()), script.name

@@ -73,13 +73,6 @@ async def test_sentence_ends_with_its_whole_token(local: Local, context: Context
     assert [(one.text, one.end) for one in segments] == [(f"{STEP}\n\n", SegmentEnd.BOUNDARY)]
 
 
-async def test_stream_that_breaks_off_is_no_sample(
-    local: Local, context: Context, api: Api
-) -> None:
-    with pytest.raises(Unavailable, match="closed the stream"):
-        await sampled(local, context, api, Script([STEP], end=None), [1])
-
-
 async def test_error_of_the_server_names_the_setting(
     local: Local, context: Context, api: Api
 ) -> None:

@@ -11,7 +11,7 @@ from semspec.rpc.replica import TARGETS
 from semspec.rpc.servicers import TargetServicer
 from tests.helpers.pools import IMPATIENT, targets, until
 from tests.helpers.rpc import FakeEngine, serving, settings
-from tests.rpc.test_stalls import STALL_S, Hanging, Steps
+from tests.rpc.test_pool import STALL_S, Hanging, Steps
 
 DEFECT = RuntimeError("a defect")
 

@@ -1,11 +1,14 @@
-"""Several replicas behind one role, on real sockets: which is called, and what happens when one is lost."""
+"""Several replicas behind one role, on real sockets: which is called, and what happens when one is lost or hangs."""
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager, nullcontext, suppress
-from dataclasses import replace
+import sys
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import grpc
 import pytest
@@ -24,14 +27,17 @@ from semspec.errors import (
 from semspec.rpc import replica
 from semspec.rpc.calls import Methods
 from semspec.rpc.clients import RemoteTarget
+from semspec.rpc.connection import DEFAULT_OPTIONS, Connection
 from semspec.rpc.selection import weight
-from semspec.rpc.servicers import TargetServicer
-from semspec.types import Writer
+from semspec.rpc.servicers import NUM_POLLS, TargetServicer, watch_steps
+from semspec.types import Context, GeneratedSegment, GenerationParams, Segment, SegmentScore, Writer
+from semspec.v2 import types_pb2
 from tests.helpers.fakes import FakeModel
 from tests.helpers.pools import (
     GENEROUS_S,
     IMPATIENT,
     LENIENT,
+    NOVEL,
     PROMPT,
     Counting,
     Newcomer,
@@ -55,14 +61,6 @@ async def test_session_stays_at_its_replica_and_all_are_used() -> None:
         assert [engine.num_asked for engine in engines] == [10, 0]
         await target.score(CONTEXT, [SEGMENT], session_at(*servers[::-1]))
         assert [engine.num_asked for engine in engines] == [10, 1]
-
-
-async def test_busy_replica_gives_calls_of_its_sessions_away() -> None:
-    engines = [Counting(step_s=0.3), Counting(step_s=0.3)]
-    async with targets(*engines) as (target, servers):
-        session = session_at(*servers)
-        await asyncio.gather(*(target.score(CONTEXT, [SEGMENT], session) for _ in range(8)))
-    assert engines[0].num_asked >= engines[1].num_asked >= 2
 
 
 @pytest.mark.parametrize(
@@ -246,12 +244,10 @@ async def test_closed_pool_is_unavailable() -> None:
 @asynccontextmanager
 async def answering(engine: FakeEngine) -> AsyncIterator[tuple[str, health_service.HealthServicer]]:
     """Yield the address of a target that answers every call while its health checks report NOT_SERVING."""
-    servicer, health, methods, server = (
-        service_of(engine),
-        health_service.HealthServicer(),
-        Methods(None),
-        aio.server(),
-    )
+    servicer = service_of(engine)
+    health = health_service.HealthServicer()
+    methods = Methods(None)
+    server = aio.server()
     await servicer.load()
     servicer.refusal = ""
     await health.set(servicer.name, health_pb2.HealthCheckResponse.NOT_SERVING)
@@ -277,3 +273,244 @@ async def _connected(target: RemoteTarget) -> None:
                 await target.info()
                 return
             await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    "params", [NOVEL, replace(NOVEL, max_segments=4), replace(NOVEL, max_tokens=70)]
+)
+@pytest.mark.parametrize("num_before", [0, 1, 2])
+async def test_broken_stream_goes_on_elsewhere_with_the_same_text(
+    params: GenerationParams, num_before: int
+) -> None:
+    models = [FakeModel(Writer.TARGET, delay_s=0.05), FakeModel(Writer.TARGET, delay_s=0.05)]
+    whole = await collected(FakeModel(Writer.TARGET).generate(PROMPT, params))
+    async with targets(*models) as (target, (first, second)):
+        segments = list[Segment]()
+        if num_before == 0:
+            models[0].errors = [Unavailable("no")]
+        async with aclosing(
+            target.generate(PROMPT, replace(params, session=session_at(first, second)))
+        ) as stream:
+            async for written in stream:
+                segments.append(written.segment)
+                if len(segments) == num_before:
+                    await first.abandon()
+    assert segments == whole
+    assert models[1].num_written > 0
+
+
+async def test_stream_may_break_as_often_as_there_is_progress() -> None:
+    num_calls = 0
+
+    class Breaking(FakeModel):
+        async def generate(
+            self, context: Context, params: GenerationParams
+        ) -> AsyncGenerator[GeneratedSegment, None]:
+            nonlocal num_calls
+            num_calls += 1
+            async with aclosing(super().generate(context, params)) as stream:
+                yield await anext(stream)
+            raise Unavailable("broken")
+
+    whole = await collected(FakeModel(Writer.TARGET).generate(PROMPT, NOVEL))
+    async with targets(
+        Breaking(Writer.TARGET, delay_s=0.02), Breaking(Writer.TARGET, delay_s=0.02)
+    ) as (target, _):
+        assert await collected(target.generate(PROMPT, NOVEL)) == whole
+    assert num_calls == len(whole)
+
+
+async def test_malformed_stream_goes_on_elsewhere_with_the_same_text() -> None:
+    class Malformed(FakeModel):
+        async def generate(
+            self, context: Context, params: GenerationParams
+        ) -> AsyncGenerator[GeneratedSegment, None]:
+            async with aclosing(super().generate(context, params)) as stream:
+                yield await anext(stream)
+                generated = await anext(stream)
+            yield replace(generated, segment=replace(generated.segment, token_ids=()))
+
+    whole = await collected(FakeModel(Writer.TARGET).generate(PROMPT, NOVEL))
+    async with targets(Malformed(Writer.TARGET), FakeModel(Writer.TARGET)) as (
+        target,
+        (first, second),
+    ):
+        params = replace(NOVEL, session=session_at(first, second))
+        assert await collected(target.generate(PROMPT, params)) == whole
+
+
+async def test_stream_that_nobody_goes_on_with_ends_with_the_error() -> None:
+    async with targets(FakeModel(Writer.TARGET, delay_s=0.02)) as (target, (server,)):
+        received = list[Segment]()
+        with pytest.raises(Unavailable):
+            async for written in target.generate(PROMPT, NOVEL):
+                received.append(written.segment)
+                if len(received) == 2:
+                    await server.abandon()
+        assert len(received) >= 2
+        assert target.pool.num_in_flight == 0
+
+
+async def test_stream_does_not_go_on_with_another_model() -> None:
+    first, other = FakeModel(Writer.TARGET, delay_s=0.02), Newcomer(Writer.TARGET)
+    async with targets(first, other, num_met=1) as (target, (server, stranger)):
+        other.may_tell.set()
+        with pytest.raises(Unavailable):
+            async for _ in target.generate(
+                PROMPT, replace(NOVEL, session=session_at(server, stranger))
+            ):
+                first.errors = [Unavailable("away")]
+                await server.abandon()
+    assert (first.num_written > 0, other.num_written) == (True, 0)
+
+
+LATER = b"\xa2\x7d\x05later"
+"""A field that this version of the contract does not have, in bytes."""
+
+
+class Later(TargetServicer):
+    """Of a later version: its messages have a field more."""
+
+    async def Generate(self, request: Any) -> AsyncGenerator[Any, None]:
+        async with aclosing(super().Generate(request)) as responses:
+            async for response in responses:
+                response.MergeFromString(LATER)
+                yield response
+
+
+async def test_rolling_upgrade_under_streams_loses_and_mixes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also of a gateway of the later version. A replica that drains finishes its calls and gets no new one."""
+    monkeypatch.setattr(
+        "semspec.rpc.connection.encode", lambda request: request.SerializeToString() + LATER
+    )
+    patient = settings(settle_s=0.5, grace_s=GENEROUS_S)
+    whole = await collected(FakeModel(Writer.TARGET).generate(PROMPT, NOVEL))
+    engines, upgraded = (
+        [FakeModel(Writer.TARGET, delay_s=0.05) for _ in range(2)] for _ in range(2)
+    )
+    num_answers = 0
+    async with targets(*engines, service=patient) as (target, servers), AsyncExitStack() as stack:
+
+        async def ask(session: str) -> None:
+            nonlocal num_answers
+            while not all(engine.num_written > 6 for engine in upgraded):
+                assert (
+                    await collected(target.generate(PROMPT, replace(NOVEL, session=session)))
+                    == whole
+                )
+                num_answers += 1
+
+        asking = [asyncio.create_task(ask(f"session-{number}")) for number in range(16)]
+        for old, engine, new in zip(servers, engines, upgraded, strict=True):
+            await until(lambda engine=engine: engine.num_written > 0)  # type: ignore[misc]
+            await old.stop()
+            at = settings(port=old.port, settle_s=0, grace_s=GENEROUS_S)
+            await stack.enter_async_context(serving(Later(lambda new=new: new), at))  # type: ignore[misc]
+            await until(lambda: target.pool.num_replicas == 2)
+        await asyncio.gather(*asking)
+    assert num_answers > 16
+    assert sum(engine.num_written for engine in (*engines, *upgraded)) == num_answers * len(whole)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has all of 127.0.0.0/8")
+async def test_replicas_come_and_go_with_their_name() -> None:
+    found, num_looks = ["127.0.0.1", "127.0.0.2"], 0
+
+    async def lookup(host: str, port: int) -> Sequence[str]:
+        nonlocal num_looks
+        num_looks += 1
+        return list(found)
+
+    engines = [FakeModel(Writer.TARGET, delay_s=0.1) for _ in range(3)]
+    async with AsyncExitStack() as stack:
+        servers, port = [], 0
+        for last, engine in enumerate(engines, start=1):
+            at = settings(host=f"127.0.0.{last}", port=port)
+            servers.append(await stack.enter_async_context(serving(service_of(engine), at)))
+            port = servers[0].port
+        target = await stack.enter_async_context(
+            aclosing(RemoteTarget(f"target:{port}", LENIENT, lookup))
+        )
+        await until(lambda: target.pool.num_replicas == 2)
+        session = session_at(*servers[:2])
+        async with aclosing(target.generate(PROMPT, replace(NOVEL, session=session))) as stream:
+            segments = [(await anext(stream)).segment]
+            found, num_looks = ["127.0.0.2", "127.0.0.3"], 0
+            await until(lambda: num_looks > 1 and target.pool.num_replicas == 2)
+            await target.score(PROMPT, [SEGMENT], session)
+            segments += [written.segment async for written in stream]
+    assert len(segments) == engines[0].num_written == 6
+    assert (engines[0].num_read, engines[1].num_read + engines[2].num_read) == (0, 1)
+
+
+STALL_S = 0.2
+
+
+@dataclass
+class Steps:
+    num_steps: int = 0
+    is_busy: bool = False
+
+
+class Hanging(FakeEngine):
+    """Never scores while `steps.is_busy`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = Steps(is_busy=True)
+
+    async def score(self, *given: Any) -> list[SegmentScore]:
+        while self.steps.is_busy:
+            await asyncio.sleep(0.01)
+        return await super().score(*given)
+
+
+async def test_call_to_a_hung_replica_goes_elsewhere_and_comes_back_with_its_next_step() -> None:
+    hanging, other = Hanging(), Counting()
+    async with targets(hanging, other, service=settings(stall_s=STALL_S)) as (
+        target,
+        (first, second),
+    ):
+        session = session_at(first, second)
+        async with asyncio.timeout(GENEROUS_S):
+            await target.score(CONTEXT, [SEGMENT], session)
+        assert (other.num_asked, target.pool.num_replicas, target.pool.num_hung) == (1, 1, 1)
+        hanging.steps.is_busy = False  # which may be for want of calls
+        await asyncio.sleep(2 * STALL_S)
+        assert target.pool.num_hung == 1
+        hanging.steps.num_steps += 1
+        await until(lambda: target.pool.num_replicas == 2)
+        await target.score(CONTEXT, [SEGMENT], session)
+        assert other.num_asked == 1
+
+
+async def test_hung_replica_without_another_is_unavailable_and_named() -> None:
+    async with targets(Hanging(), service=settings(stall_s=STALL_S)) as (target, (server,)):
+        with pytest.raises(Unavailable, match="a replica hangs"):
+            await target.score(CONTEXT, [SEGMENT], "s")
+        with pytest.raises(Unavailable, match="1 replicas of the target hang"):
+            await target.info()
+        connection = Connection(server.address, DEFAULT_OPTIONS, TargetServicer.descriptor)
+        async with aclosing(connection):
+            with pytest.raises(Unavailable, match="it hangs"):
+                await connection.call(
+                    "Info", types_pb2.ModelInfoRequest(), lambda response: response
+                )
+
+
+async def test_time_during_which_the_process_is_suspended_does_not_count() -> None:
+    steps, reports = Steps(is_busy=True), list[bool]()
+
+    async def report(is_stalled: bool) -> None:
+        reports.append(is_stalled)
+
+    task = asyncio.create_task(watch_steps(steps, NUM_POLLS * 0.05, report))
+    await asyncio.sleep(0.06)
+    time.sleep(NUM_POLLS * 0.1)  # neither polls nor steps, as after SIGSTOP
+    steps.num_steps += 1
+    await asyncio.sleep(0.06)
+    assert reports == []
+    await until(lambda: reports == [True])
+    task.cancel()

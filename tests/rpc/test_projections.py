@@ -15,7 +15,6 @@ from semspec.probes.probe import load_probe
 from semspec.probes.projection import Projection, Projections, ServedProbe
 from semspec.rpc.clients import RemoteDrafter, RemoteTarget, RemoteVerifier
 from semspec.types import Context, GenerationParams, SamplingParams, Segment, States
-from semspec_gateway.served import Served
 from tests.helpers.engines import PROMPT, Players, assert_same, behind_sockets, engines, trace
 from tests.helpers.pools import GENEROUS_S
 from tests.helpers.variants import PLAIN, changed
@@ -123,32 +122,14 @@ async def test_engine_reads_probes_that_calls_name_and_it_does_not_hold(
         assert caplog.text.count("this engine has no projection") == 2
 
 
-async def test_handshake_tells_which_projections_are_held(players: Players) -> None:
-    draft, target, verifier = players
-    served = Served(
-        await draft.info(), await target.info(), await verifier.info(), Backends(*players)
-    )
-    assert served.sends_whole_states == ("draft", "target") and served.draft.projections == ()
-    read_probes(players)
-    async with pooled(players) as backends:
-        infos = await backends.drafter.info(), await backends.target.info()
-    assert infos == (await draft.info(), await target.info())
-    assert replace(served, draft=infos[0], target=infos[1]).sends_whole_states == ()
-    named = served.verifier.projections
-    assert set(infos[0].projections) == {one.draft for one in named}
-    assert set(infos[1].projections) == {one.target for one in named if one.target}
-
-
 async def test_files_are_read_when_they_change_and_forgotten_when_they_go(
     players: Players, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     target = players[1]
     assert isinstance(target, TorchEngine)
     target._projections.read()
-    own, last = (
-        first_layer(tmp_path / "target.safetensors"),
-        tmp_path / "alternatives" / "last-hidden",
-    )
+    own = first_layer(tmp_path / "target.safetensors")
+    last = tmp_path / "alternatives" / "last-hidden"
     held = {own.digest, first_layer(last / "target.safetensors").digest}
     assert set((await target.info()).projections) == held
     (last / "target.safetensors").write_bytes(b"damaged")

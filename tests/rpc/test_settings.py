@@ -56,12 +56,8 @@ def test_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("SEMSPEC_DRAFT_PORT", "65536", "0 picks a free one"),
         ("SEMSPEC_DRAFT_PORT", "tcp://10.0.0.1:50051", "0 picks a free one"),
         ("SEMSPEC_DRAFT_DEVICE", "tpu", "auto, cpu, cuda or cuda:N"),
-        ("SEMSPEC_DRAFT_DTYPE", "int8", "float32, bfloat16"),
-        ("SEMSPEC_DRAFT_THREADS", "0", "CPU threads"),
-        ("SEMSPEC_DRAFT_PROT", "1", "SEMSPEC_DRAFT_PORT"),
         ("SEMSPEC_DRAFT_DATASTORE", b"/" + b"a" * 5000, "File name too long"),
         ("SEMSPEC_DRAFT_DATASTORE", b"/\xff", "its value is not UTF-8"),
         ("SEMSPEC_SERVICE_TOKEN", b"\xff", "its value is not UTF-8"),
@@ -78,12 +74,8 @@ def test_bad_value_ends_the_process_with_one_printable_line(
 @pytest.mark.parametrize(
     ("name", "now"),
     [
-        ("SEMSPEC_GATEWAY_HOST", "SEMSPEC_HOST"),
-        ("SEMSPEC_GATEWAY_SERVICE_TOKEN", "SEMSPEC_SERVICE_TOKEN"),
         ("SEMSPEC_GATEWAY_TOKEN", "SEMSPEC_SERVICE_TOKEN"),
-        ("SEMSPEC_GATEWAY_DRAIN_S", "SEMSPEC_GRACE_S"),
         ("SEMSPEC_GATEWAY_AUDIT_SHARE", "SEMSPEC_GATEWAY_AUDIT"),
-        ("SEMSPEC_LOGLEVEL", "SEMSPEC_LOG_LEVEL"),
     ],
 )
 def test_former_or_misspelt_name_is_refused_with_the_present_one(
@@ -98,31 +90,22 @@ def test_former_or_misspelt_name_is_refused_with_the_present_one(
     ("variables", "named", "remedy"),
     [
         ({"CERTIFICATE": "good.crt"}, "KEY", "the key is missing"),
-        ({"KEY": "good.key"}, "KEY", "the certificate is missing"),
         (
             {"CERTIFICATE": "good.crt", "KEY": "other.key"},
             "KEY",
             "not a PEM certificate and its key",
         ),
-        ({"CERTIFICATE": "junk", "KEY": "good.key"}, "KEY", "not a PEM certificate and its key"),
         ({"CERTIFICATE": "good.crt", "KEY": "locked.key"}, "KEY", "has a password"),
-        ({"CERTIFICATE": "absent", "KEY": "good.key"}, "KEY", "cannot read"),
         (
             {"CERTIFICATE": "/no\nsuch\x1b[31m", "KEY": "good.key"},
             "KEY",
             r"cannot read /no\nsuch\u001b[31m:",
         ),
-        ({"CERTIFICATE": "/" + "a" * 5000, "KEY": "good.key"}, "KEY", "File name too long"),
         ({"CLIENT_CA": "ca.pem"}, "CLIENT_CA", "require TLS"),
         (
             {"CERTIFICATE": "good.crt", "KEY": "good.key", "CLIENT_CA": "junk"},
             "CLIENT_CA",
             "does not contain a PEM certificate",
-        ),
-        (
-            {"CERTIFICATE": "good.crt", "KEY": "good.key", "CLIENT_CA": "absent"},
-            "CLIENT_CA",
-            "cannot read",
         ),
     ],
 )
@@ -179,10 +162,8 @@ def test_draft_service_serves_a_model_or_a_datastore_or_both(
     monkeypatch: pytest.MonkeyPatch, complaint: Complaint, tmp_path: Path
 ) -> None:
     line = complaint(DraftSettings, SEMSPEC_DRAFT_MODEL="")
-    assert (
-        "SEMSPEC_DRAFT_DATASTORE: " in line
-        and "set SEMSPEC_DRAFT_MODEL, to a directory or Hugging Face id" in line
-    )
+    assert "SEMSPEC_DRAFT_DATASTORE: " in line
+    assert "set SEMSPEC_DRAFT_MODEL, to a directory or Hugging Face id" in line
     monkeypatch.setenv("SEMSPEC_DRAFT_DATASTORE", str(tmp_path))
     settings = load_settings(DraftSettings)
     assert (settings.model, settings.datastore) == ("", tmp_path)

@@ -15,28 +15,6 @@ from tests.helpers.rpc import FakeEngine, serving, settings
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = (ROOT / "docs" / "security.md").read_text()
-NAMED = re.compile(r"`([\w/]+\.py)::(test_\w+)`")
-
-
-def section(title: str) -> str:
-    return DOCUMENT.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
-
-
-def threats() -> list[list[str]]:
-    """The cells of each row of the table."""
-    rows = [line for line in section("Threats").splitlines() if line.startswith("| ")]
-    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows[1:]]
-
-
-def test_every_threat_has_a_defence_and_a_test_that_there_is() -> None:
-    assert len(threats()) >= 25
-    for threat, defence, tests in threats():
-        named = NAMED.findall(tests)
-        assert defence and named, threat
-        for file, test in named:
-            assert re.search(
-                rf"^(async )?def {test}\(", (ROOT / "tests" / file).read_text(), re.MULTILINE
-            ), test
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl on the PATH")

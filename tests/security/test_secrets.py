@@ -18,7 +18,6 @@ from tests.helpers.gateway import RedisServer, redis_server
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 GENEROUS_S = 120.0
-SERVICES = ("DRAFT", "TARGET", "VERIFIER")
 QUESTION = "Zoe has marbles: 47. Day 1: Zoe sells 16 marbles. How many marbles does Zoe have now?"
 
 

@@ -100,30 +100,6 @@ async def test_gateway_that_wakes_up_late_stores_nothing_more(twins: Twins) -> N
     await assert_conversation_goes_on(twins.second, session, whole)
 
 
-@pytest.mark.parametrize("strategy", ["semantic", "target", "token-level"])
-async def test_failed_generation_goes_on_when_the_killed_target_is_back(
-    twins: Twins, strategy: str
-) -> None:
-    """Where the target writes, it is killed after a part of a segment."""
-    fields: Json = {"seed": 3, "semspec": {"strategy": strategy}}
-    whole = await twins.first.answer(LONG_QUESTION, **fields)
-    async with twins.first.events(LONG_QUESTION, **fields) as events:
-        seen = await up_to(
-            is_second_segment if strategy == "semantic" else is_part_of_the_third, events
-        )
-        await twins.victims["target"].kill()
-        seen += await up_to(lambda event: "error" in event.data, events)
-    id = seen[0].data["id"]
-    assert seen[-1].data["error"]["code"] == "service_unavailable"
-    assert (await twins.first.generation(id))["status"] == "failed"
-    await twins.first.until_ready(503, "no handshake with the target service: .*")
-
-    await twins.victims["target"].start()
-    await twins.first.until_ready()
-    rest = await twins.first.attached(id, seen[-1].id)
-    await assert_told_once(twins.first, seen, rest, whole)
-
-
 async def seen_until_killed(twins: Twins, **fields: object) -> list[Event]:
     """All that reaches the client of a gateway that is killed after the second segment."""
     async with twins.first.events(LONG_QUESTION, **fields) as events:
@@ -137,10 +113,6 @@ async def seen_until_killed(twins: Twins, **fields: object) -> list[Event]:
 
 def is_second_segment(event: Event) -> bool:
     return event.id == "2"
-
-
-def is_part_of_the_third(event: Event) -> bool:
-    return event.id.startswith("2.")
 
 
 def chunks(*parts: Sequence[Event]) -> list[Json]:

@@ -142,39 +142,3 @@ async def test_streams_go_on_unchanged_after_a_target_with_a_long_self_test(
     disturbed = await streams_through_a_restart(slow_starts, "target", delay_s)
     assert errors_in(disturbed) == []
     assert list(map(text_of, disturbed)) == list(map(text_of, undisturbed))
-
-
-@pytest.mark.parametrize("role", ["draft", "verifier"])
-async def test_target_goes_on_alone_while_a_service_starts_slowly(
-    slow_starts: SlowStarts, role: str
-) -> None:
-    disturbed = await streams_through_a_restart(slow_starts, role, 6.0)
-    assert errors_in(disturbed) == []
-    assert [chunks[-1]["usage"]["completion_tokens"] for chunks in disturbed] == [
-        LONG["max_tokens"]
-    ] * NUM_STREAMS
-    fallbacks = [chunks[-1]["semspec"]["fallback"] for chunks in disturbed]
-    assert all(
-        fallback is None or fallback.startswith(f"the {role} ") for fallback in fallbacks
-    ) and any(fallbacks)
-
-
-@pytest.mark.parametrize(
-    ("role", "status", "line"),
-    [
-        ("target", 503, "no handshake with the target service: .*still loading, or being tested.*"),
-        ("draft", 200, "ready, with the target alone: .*the draft service.*"),
-    ],
-)
-async def test_service_is_away_until_its_self_test_has_passed(
-    slow_starts: SlowStarts, role: str, status: int, line: str
-) -> None:
-    running = slow_starts.running
-    async with slow_starts.killed(role, 600.0):
-        await running.until_ready(status, line.split(":")[0] + ":.*")
-        await slow_starts.until_started(role)
-        assert await running.until_ready(status, line)
-        answered = await running.chat(max_tokens=8)
-        assert answered.status_code == status
-    await running.until_ready()
-    assert (await running.answer(max_tokens=8))["semspec"]["fallback"] is None

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -21,8 +20,6 @@ import psutil
 import pytest
 from redis.asyncio import Redis
 
-from semspec.commands import KNOWN
-from semspec.commands.serve import serve
 from semspec.keys import entry
 from semspec.release import load_release
 from semspec.stack import BUNDLED_PAIR, Stack, StackConfig, StackError
@@ -158,25 +155,6 @@ async def test_gateway_is_told_the_hashes_of_the_stacks_key_and_of_given_ones() 
     assert told["SEMSPEC_GATEWAY_API_KEYS"].split() == [entry("alice", "sk-hers"), own]
     assert stack.headers == {"authorization": "Bearer sk-fixed"}
     assert "sk-fixed" not in str(told) and "sk-fixed" not in repr(stack.config)
-
-
-async def test_serving_prints_the_way_in(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(StackConfig, "bad_verdicts", "Missed: AUROC.")
-    serving = asyncio.create_task(serve(replace(config(), api_key="sk-fixed")))
-    printed = ""
-    async with asyncio.timeout(GENEROUS_S):
-        while "Ctrl-C" not in printed:
-            printed += capsys.readouterr().out
-            await asyncio.sleep(0.05)
-    serving.cancel()
-    await asyncio.wait([serving])
-    address = re.search(r"playground  (http://127\.0\.0\.1:\d+)/#key=sk-fixed\n", printed)
-    assert address is not None and "says: Missed: AUROC. To do: " in printed and KNOWN in printed
-    assert (
-        "It supports target, but not semantic (no probes), retrieval (no datastore).\n" in printed
-    )
 
 
 @pytest.mark.parametrize(

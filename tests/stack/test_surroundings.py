@@ -4,7 +4,6 @@ import asyncio
 import json
 import re
 import shlex
-import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +12,9 @@ import httpx
 import pytest
 
 from semspec.commands.serve import serve
-from semspec.decoding.backends import WithoutProbes
-from semspec.release import load_release
 from semspec.stack import StackConfig
 from tests.helpers.processes import GENEROUS_S
-from tests.helpers.stack import MAX_TOKENS, Json, Pair, Running, assert_same, served
+from tests.helpers.stack import served
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
 
@@ -75,36 +72,8 @@ async def test_own_pair_is_served_at_once_and_its_banner_asks_it(
             ]
         assert len(pages) == 2 and {page.status_code for page in pages} == {200}
         assert f"curl -H '{key}' {pages[0].url}" in shown and "semspec_gateway_" in pages[0].text
-        assert (
-            answer["semspec"]["strategy"] == "token-level"
-            and answer["usage"]["completion_tokens"] == 9
-        )
+        assert answer["semspec"]["strategy"] == "token-level"
+        assert answer["usage"]["completion_tokens"] == 9
     finally:
         task.cancel()
         await asyncio.wait([task])
-
-
-async def test_pair_without_probes_answers_by_its_calibration(
-    stack_config: StackConfig, running: Running, pair: Pair, tmp_path: Path
-) -> None:
-    release, nothing = load_release(pair.probes), await WithoutProbes().info()
-    shutil.copy(pair.probes / "likelihood.json", tmp_path)
-    replace(release.with_probes(nothing), rule={"strategy": "likelihood"}).save(tmp_path)
-    async with served(replace(stack_config, pair=tmp_path)) as bare:
-        assert "verifier" not in bare.stack.processes
-        assert await bare.readiness() == (200, "ready")
-        for seed in range(3):
-            fields: Json = {"seed": seed, "max_tokens": MAX_TOKENS, "top_p": 0.97}
-            expected = await running.answer(
-                **fields, semspec={"trace": True, "strategy": "likelihood"}
-            )
-            answer = await bare.answer(**fields, semspec={"trace": True})
-            assert (
-                answer["semspec"]["strategy"] == "likelihood"
-                and answer["semspec"]["fallback"] is None
-            )
-            assert_same(answer["semspec"]["trace"], expected["semspec"]["trace"])
-            assert {record["verdict"] for record in answer["semspec"]["trace"]} == {
-                "accepted",
-                "rewritten",
-            }

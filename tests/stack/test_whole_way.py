@@ -20,8 +20,6 @@ from tests.helpers.stack import (
     has_mapped,
     in_process,
     is_text,
-    records_of,
-    text_of,
     up_to,
 )
 from tests.helpers.variants import PLAIN, VARIANTS, changed
@@ -89,31 +87,6 @@ async def test_answer_over_rest_equals_the_loop_in_process(
         num_segments += len(expected)
     assert verdicts == {"accepted", "rewritten", "unjudged"}
     assert num_segments > 5 * len(CASES)
-
-
-async def test_same_seed_gives_the_same_answer_streamed_whole_and_stored(running: Running) -> None:
-    for seed, case in enumerate(CASES):
-        whole = await running.answer(seed=seed, **fields(*case))
-        async with running.streaming(seed=seed, **fields(*case)) as stream:
-            chunks = [chunk async for chunk in stream]
-        assert text_of(chunks) == answer_of(whole)
-        assert_same(records_of(chunks), whole["semspec"]["trace"])
-        stored = await running.stored_trace(chunks[0]["id"])
-        assert stored["status"] == "finished" and stored["degraded"] is False
-        assert stored["segments"] == records_of(chunks) == chunks[-1]["semspec"]["trace"]
-
-
-async def test_questions_at_once_are_answered_as_each_alone(running: Running) -> None:
-    questions = [f"Tom has pens: {number}. How many pens does Tom have now?" for number in range(8)]
-
-    async def answer(seed: int) -> Json:
-        return await running.answer(questions[seed], seed=seed, **fields(*CASES[0]))
-
-    alone = [await answer(seed) for seed in range(len(questions))]
-    together = await asyncio.gather(*(answer(seed) for seed in range(len(questions))))
-    assert len({answer_of(response) for response in alone}) == len(questions)
-    for one, other in zip(alone, together, strict=True):
-        assert_same(one["semspec"]["trace"], other["semspec"]["trace"])
 
 
 @pytest.mark.parametrize("strategy", ["semantic", "target", "draft"])

@@ -1,4 +1,4 @@
-"""The dashboard and the alerts ask for what the gateway tells; `test_service_metrics` has what services tell."""
+"""What the gateway counts, and what dashboard and alerts ask for; `test_service_metrics` has the services."""
 
 import json
 import re
@@ -10,9 +10,10 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from semspec_gateway.api.shared.middleware import POLLED
+from semspec.records import speculative_decoding, statistics
+from semspec.types import SegmentRecord
 from semspec_gateway.metrics import SERVICES, Metrics
-from tests.helpers.records import ACCEPTED, PROPOSED, REWRITTEN
+from tests.helpers.records import ACCEPTED, ALONE, HYBRID, PROPOSED, REWRITTEN
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE, MONITORING = ROOT / "docker-compose.yml", ROOT / "deploy" / "monitoring"
@@ -95,28 +96,6 @@ def test_expression_asks_for_metrics_and_labels_there_are(
     assert grouped | chosen <= labels
 
 
-@pytest.mark.parametrize(
-    "expression", sorted(one for one in set(expressions()) if "semspec_gateway_request" in one)
-)
-def test_requests_that_are_counted_are_not_those_of_probes(expression: str) -> None:
-    asked = re.findall(r"semspec_gateway_request\w+\{([^}]*)\}", expression)
-    assert len(asked) == expression.count("semspec_gateway_request")
-    assert all(f'route!~"{"|".join(POLLED)}"' in chosen for chosen in asked)
-
-
-def test_every_family_but_creation_times_is_on_the_dashboard_or_in_an_alert(
-    samples: dict[str, set[str]],
-) -> None:
-    asked = " ".join(expressions())
-    unseen = {
-        name for name in samples if not name.endswith(("_created", "_bucket", "_sum", "_count"))
-    }
-    assert {name for name in unseen if name not in asked} == {
-        "semspec_gateway_prompt_tokens_total",  # what clients send
-        "semspec_gateway_segment_rejections_total",  # the same as the verdict `rewritten`
-    }
-
-
 def test_prometheus_scrapes_the_gateway_by_the_name_the_alerts_use_and_the_services_of_compose() -> (
     None
 ):
@@ -128,3 +107,51 @@ def test_prometheus_scrapes_the_gateway_by_the_name_the_alerts_use_and_the_servi
     composed = yaml.safe_load(COMPOSE.read_text())["services"]
     ports = {composed[name]["environment"]["SEMSPEC_METRICS_PORT"] for name in found["names"]}
     assert found["names"] == ["draft", "target", "verifier"] and ports == {str(found["port"])}
+
+
+def reported(*records: SegmentRecord) -> dict[str, Any]:
+    report = speculative_decoding(statistics(records).steps)
+    assert report is not None
+    return report
+
+
+@pytest.mark.parametrize(
+    ("record", "num_steps", "num_draft_tokens", "num_accepted_tokens"),
+    [(ACCEPTED, 1, 7, 7), (REWRITTEN, 1, 4, 0), (PROPOSED, 1, 12, 6), (HYBRID, 2, 11, 4)],
+)
+def test_record_counts_as_the_decisions_that_led_to_it(
+    record: SegmentRecord, num_steps: int, num_draft_tokens: int, num_accepted_tokens: int
+) -> None:
+    report = reported(record, ALONE)
+    assert report["num_spec_steps"] == num_steps
+    assert report["num_draft_tokens"] == num_draft_tokens
+    assert report["num_accepted_draft_tokens"] == num_accepted_tokens
+
+
+def test_report_holds_together_as_its_readers_check() -> None:
+    report = reported(ACCEPTED, REWRITTEN, PROPOSED, HYBRID, ALONE)
+    histogram = report["acceptance_histogram"]
+    assert all(type(count) is int for count in histogram)
+    assert sum(histogram) == report["num_spec_steps"] == 5
+    assert (
+        sum(j * count for j, count in enumerate(histogram))
+        == report["num_accepted_draft_tokens"]
+        == 17
+    )
+    assert report["draft_acceptance_rate"] == 17 / 34
+    assert report["mean_acceptance_length"] == 1 + 17 / 5
+    assert report["num_spec_tokens"] is None, "a number would bound the histogram's length"
+
+
+def test_nothing_is_reported_where_nothing_was_decided() -> None:
+    assert speculative_decoding(statistics([ALONE]).steps) is None
+
+
+def test_counters_add_up_to_the_reports() -> None:
+    metrics = Metrics()
+    for record in (ACCEPTED, REWRITTEN, PROPOSED, HYBRID, ALONE):
+        metrics.segment(record)
+    lines = metrics.exposition().decode().splitlines()
+    assert "vllm:spec_decode_num_drafts_total 5.0" in lines
+    assert "vllm:spec_decode_num_draft_tokens_total 34.0" in lines
+    assert "vllm:spec_decode_num_accepted_tokens_total 17.0" in lines
