@@ -23,9 +23,8 @@ pytestmark = pytest.mark.slow
         ("DEFAULTS", "gamma=1"),
         ("DEFAULTS", "[]"),
         ("REDIS_URL", "localhost"),
-        ("MAX_N", "9"),
-        ("MAX_CONCURRENT", "2"),
-        ("MAX_CONCURRENT_PER_KEY", "2"),
+        ("MAX_CONCURRENT", "0"),
+        ("MAX_CONCURRENT_PER_KEY", "0"),
         ("PROT", "8080"),
     ],
 )
