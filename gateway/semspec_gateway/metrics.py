@@ -202,10 +202,11 @@ class LoadMetrics:
             "undrafted_segments", "Segments that the target wrote alone because of load."
         )
 
-    def measured(self, num_running: int, drafts: bool, tokens_per_s: float) -> None:
-        """Record a mode's rate at a level of load."""
-        mode = "drafting" if drafts else "target"
-        self._tokens_per_s.labels(str(num_running), mode).set(tokens_per_s)
+    def measured(self, num_running: int, drafting: float, target: float) -> None:
+        """Record the tokens/s of both modes at a level of load; 0 is not known."""
+        for mode, tokens_per_s in (("drafting", drafting), ("target", target)):
+            if tokens_per_s:
+                self._tokens_per_s.labels(str(num_running), mode).set(tokens_per_s)
 
 
 class _Audit:

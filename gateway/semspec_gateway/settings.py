@@ -128,14 +128,13 @@ class GatewaySettings(ProcessSettings):
         description='defaults for what a request leaves out, as a JSON object, such as {"strategy": "target", '
         '"max_tokens": 8192}; docs/settings.md has the keys',
     )
-    max_n: int = Field(MAX_CHOICES, ge=1, le=MAX_CHOICES, description="most choices of one request")
     max_concurrent: int = Field(
-        32, ge=1, description="most generations running at once, at least max_n"
+        32, ge=1, description="most generations running at once; a request has at most 8 of them"
     )
     max_concurrent_per_key: int | None = Field(
         None,
         ge=1,
-        description="most generations of one API key running at once, at least max_n; unset: max_concurrent",
+        description="most generations of one API key running at once; unset: max_concurrent",
     )
     max_queued: int = Field(
         64, ge=0, description="most requests waiting for room; 0 refuses at once"
@@ -221,6 +220,13 @@ class GatewaySettings(ProcessSettings):
         return self.model_name or (release.pair.name if release else "semspec-demo")
 
     @property
+    def max_choices(self) -> int:
+        """The most choices of one request, which all run at once."""
+        return min(
+            MAX_CHOICES, self.max_concurrent, self.max_concurrent_per_key or self.max_concurrent
+        )
+
+    @property
     def origins(self) -> list[str]:
         """The origins of `cors_origins`."""
         return (self.cors_origins or "").replace(",", " ").split()
@@ -277,10 +283,3 @@ class GatewaySettings(ProcessSettings):
         ):
             check_authority(Path(authority))
         return redis_url
-
-    @field_validator("max_concurrent", "max_concurrent_per_key")
-    @classmethod
-    def _fits_one_request(cls, limit: int | None, info: ValidationInfo) -> int | None:
-        if limit is not None and limit < info.data.get("max_n", 1):
-            raise ValueError(f"must be at least max_n, which is {info.data['max_n']}")
-        return limit

@@ -173,7 +173,6 @@ def settings(layout: Layout, context: int) -> Iterator[str]:
             yield f"SEMSPEC_{role}_VLLM_OPTIONS='{json.dumps(options)}'"
     num_answers = layout.num_tokens // context
     yield f"# gateway: others wait where they hold nothing\nSEMSPEC_GATEWAY_MAX_CONCURRENT={num_answers}"
-    yield f"SEMSPEC_GATEWAY_MAX_N={min(num_answers, 8)}"
 
 
 def run(arguments: argparse.Namespace) -> int:

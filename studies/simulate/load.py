@@ -1,7 +1,8 @@
 """`python -m studies.simulate.load`: load-adaptive drafting on two H100, from 1 to 64 sessions, from step times.
 
 Target alone, semantic and load-adaptive semantic run on the same engines. Each run begins without measurements, so the
-adaptive one includes what it costs to learn.
+adaptive one includes what it costs to learn. Sessions begin in the middle of their first answers: otherwise, the target
+alone would write all answers in step, and prefill them together, as no users do.
 """
 
 import argparse
@@ -9,6 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from random import Random
 
 from semspec.reporting.document import Table, write_text
 from semspec.reporting.files import write_json
@@ -60,6 +62,10 @@ def compare(setup: Setup, workload: Workload) -> Row:
     """Simulate the three ways to serve the same answers on the engines of `setup`."""
     num_sessions = setup.num_sessions
     answers = workload.answers(max(LEAST_ANSWERS, ANSWERS_PER_SESSION * num_sessions))
+    random = Random(0)
+    for number, answer in enumerate(answers[:num_sessions]):
+        first = random.randrange(len(answer.segments))
+        answers[number] = replace(answer, segments=answer.segments[first:])
     return Row(
         setup.layout.name,
         simulate(replace(setup, strategy="target"), answers),

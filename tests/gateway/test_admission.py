@@ -185,7 +185,7 @@ async def test_wait_is_measured_from_asking_to_having_room() -> None:
 
 
 async def test_request_over_http_waits_for_room(start_gateway: GatewayFactory) -> None:
-    gateway = await start_gateway(max_concurrent=1, max_n=1)
+    gateway = await start_gateway(max_concurrent=1)
     async with gateway.held(2) as running:
         waiting = asyncio.create_task(gateway.chat(model="semspec-demo:draft"))
         await eventually(lambda: gateway.app.state.admission.num_waiting == 1)
@@ -197,7 +197,7 @@ async def test_request_over_http_waits_for_room(start_gateway: GatewayFactory) -
 async def test_client_that_hangs_up_in_the_queue_leaves_no_trace(
     start_gateway: GatewayFactory,
 ) -> None:
-    gateway = await start_gateway(max_concurrent=1, max_n=1)
+    gateway = await start_gateway(max_concurrent=1)
     admission = gateway.app.state.admission
     async with gateway.held(2) as running:
         for stream in (False, True):
@@ -213,7 +213,7 @@ async def test_reattached_generation_asks_for_room_as_any_other(
     start_gateway: GatewayFactory,
 ) -> None:
     first = await start_gateway()
-    second = await start_gateway(max_concurrent=1, max_n=1, queue_timeout_s=0.05)
+    second = await start_gateway(max_concurrent=1, queue_timeout_s=0.05)
     id = (await first.hang_up_after(2, **TARGET))[0]["id"]
     async with second.held(2, model="semspec-demo:draft"):
         refused = await second.events(id)
@@ -226,7 +226,7 @@ async def test_choices_attached_again_have_their_room_together(
 ) -> None:
     """Else two requests of two choices each would take a part of it each, and wait for the other's."""
     first = await start_gateway()
-    second = await start_gateway(max_concurrent=2, max_n=2, queue_timeout_s=GENEROUS_S)
+    second = await start_gateway(max_concurrent=2, queue_timeout_s=GENEROUS_S)
     ids = [(await first.hang_up_after(1, n=2, **TARGET))[0]["id"] for _ in range(2)]
     target = second.fakes.target
     target.pause_at = 2

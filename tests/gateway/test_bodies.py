@@ -37,7 +37,7 @@ JSON = {"content-type": "application/json"}
 BODY_BYTES = 1 << 20
 PEAK_BYTES = 100 << 20
 """Memory that the process may take for one body after another, in addition to that at its start."""
-FEW = {"max_n": 1, "max_concurrent": 1, "max_queued": 3}
+FEW = {"max_concurrent": 1, "max_queued": 3}
 """Limits of a gateway that holds four of the largest bodies, two of one owner."""
 COSTLY = costly_bodies(BODY_BYTES)
 REFUSED = [

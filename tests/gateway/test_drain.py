@@ -66,7 +66,7 @@ async def test_stream_ends_with_an_event_and_goes_on_at_another_gateway(
 async def test_request_that_waits_for_its_first_segment_or_for_a_slot_is_refused(
     start_gateway: GatewayFactory, stream: bool
 ) -> None:
-    gateway = await start_gateway(max_n=1, max_concurrent=1)
+    gateway = await start_gateway(max_concurrent=1)
     async with gateway.held(0, stream=stream) as running:
         queued = asyncio.create_task(gateway.chat(stream=stream))
         await eventually(lambda: gateway.app.state.admission.num_waiting == 1)

@@ -127,7 +127,7 @@ async def test_owners_have_keys_of_their_own(start_gateway: GatewayFactory, key:
 async def test_key_of_a_refused_request_is_free_again(
     start_gateway: GatewayFactory, key: str
 ) -> None:
-    gateway = await start_gateway(max_concurrent=1, max_n=1, max_queued=0)
+    gateway = await start_gateway(max_concurrent=1, max_queued=0)
     async with gateway.held(1):
         for _ in range(2):
             assert (await ask(gateway, key)).status_code == 429
@@ -137,7 +137,7 @@ async def test_key_of_a_refused_request_is_free_again(
 async def test_repeat_of_a_request_in_the_queue_is_answered_by_it(
     start_gateway: GatewayFactory, key: str
 ) -> None:
-    gateway = await start_gateway(max_n=1, max_concurrent=1, queue_timeout_s=60)
+    gateway = await start_gateway(max_concurrent=1, queue_timeout_s=60)
     admission = gateway.app.state.admission
     async with gateway.held(1) as running:
         first, second = (asyncio.create_task(ask(gateway, key)) for _ in range(2))

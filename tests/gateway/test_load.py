@@ -141,7 +141,7 @@ def test_segments_of_an_interrupted_or_degraded_generation_say_nothing() -> None
             pace.interrupt()
             pace.keep(RECORD)
         assert b"load_tokens_per_second{" not in metrics.exposition()
-        for _ in range(40):
+        for _ in range(80):
             now[0] += 1.5
             pace.keep(RECORD)
     assert b'load_tokens_per_second{mode="drafting",running="1"} 20.0' in metrics.exposition()

@@ -25,8 +25,9 @@ pytestmark = pytest.mark.slow
         ("DEFAULTS", '{"gammma": 1}'),
         ("DEFAULTS", "gamma=1"),
         ("REDIS_URL", "localhost"),
-        ("MAX_N", "9"),
-        ("MAX_CONCURRENT", "2"),
+        ("MAX_CONCURRENT", "0"),
+        ("MAX_CONCURRENT_PER_KEY", "0"),
+        ("PROT", "8080"),
     ],
 )
 def test_bad_setting_is_one_line_that_names_it(

@@ -375,8 +375,17 @@ async def test_unknown_model_is_not_found(gateway: Gateway, model: str) -> None:
     assert_error(response, 404, code="model_not_found", param="model")
 
 
+@pytest.mark.parametrize("limit", ["max_concurrent", "max_concurrent_per_key"])
+async def test_request_with_more_choices_than_can_run_at_once(
+    start_gateway: GatewayFactory, limit: str
+) -> None:
+    gateway = await start_gateway(**{limit: 2})
+    assert_error(await gateway.chat(n=3), 400, param="n")
+    assert (await gateway.chat(n=2)).status_code == 200
+
+
 async def test_room_runs_out_and_comes_back(start_gateway: GatewayFactory) -> None:
-    gateway = await start_gateway(max_concurrent=2, max_n=2, max_queued=0)
+    gateway = await start_gateway(max_concurrent=2, max_queued=0)
     async with gateway.held(1, n=2, stream=True) as running:
         refused = await gateway.chat()
         assert_error(refused, 429, code="overloaded")

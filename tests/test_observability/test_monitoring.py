@@ -64,7 +64,7 @@ def busy() -> Metrics:
     metrics.degraded_generations.inc()
     for record in (ACCEPTED, REWRITTEN, PROPOSED):
         metrics.segment(record)
-    metrics.load.measured(8, drafts=True, tokens_per_s=20.0)
+    metrics.load.measured(8, drafting=20.0, target=20.0)
     metrics.audit.judged("", True, 0.9, 0.9, 0.0)
     metrics.audit.tested("", 1.0, False)
     metrics.audit.ratio_drift.labels("")

@@ -4,11 +4,11 @@ A draft pays for a few streams and may cost more than it saves for many, because
 time from other streams. A single segment cannot show that: while all others are written by the target, one drafted
 segment is fast. So all generations are in one mode at a time, and modes are compared by windows of segments:
 
-window: count segments begun in one mode -> all have ended -> tokens/s of a generation in this mode, at this load.
+count segments begun in one mode -> all have ended, in the same mode -> tokens/s of a generation, in this mode and at
+this level of load.
 
-Windows follow one another, in the better mode as far as is known at this level of load. Now and then, one is in the
-other mode: a probe. Probes come as often as their cost allows: far apart where the other mode is much slower, close
-together where it is nearly as fast. Everything is in memory; a restart measures anew.
+Most windows are in the mode that is preferred at this level. The others are probes: the slower the other mode was, the
+more windows pass until it is probed again. Everything is in memory; a restart measures anew.
 """
 
 import logging
@@ -23,21 +23,21 @@ from semspec_gateway.metrics import LoadMetrics
 
 _log = logging.getLogger(__name__)
 
-NUM_SEGMENTS, NUM_SEGMENTS_PER_GENERATION = 32, 4
+NUM_SEGMENTS, NUM_SEGMENTS_PER_GENERATION = 64, 8
 """Least segments of a window. The time of a drafted segment varies by about its mean, because a rewrite takes several
-times as long as an acceptance; so 32 give the rate within 18%, and 4 for each of 64 generations within 6%."""
-NUM_SEGMENTS_OF_SLOW_PROBE, SLOW = 8, 2.0
-"""A probe that takes this many times as long as a window of the preferred mode needs only so many segments: its result
-is clear, and each further segment costs."""
-WEIGHT = 0.3
-"""Weight of the latest window in a mode's rate: four windows have three quarters of it, so errors are about .4 of one
-window's."""
+times as long as an acceptance; so 64 give the rate within 13%, and 8 for each of 64 generations within 4%. The first
+segments after a change of modes still find the engines as the other mode left them, so most have to come later."""
+NUM_SEGMENTS_OF_SLOW_PROBE = 16
+"""Segments after which a probe ends if it has taken longer than a window of the preferred mode: its result is clear."""
+MEMORY = 0.9
+"""Share of its weight in a mode's rate that a window keeps when the next one is added: after many windows, errors are
+about .23 of one window's."""
 MARGIN = 0.03
 """Advantage of the other mode from which it is preferred; less than the .05 by which the better mode may be missed."""
 PROBE_COST = 0.02
 """Share of tokens/s that probes may cost. With `MARGIN`, this stays within .05 of the better mode."""
-LEAST_LOSS = 0.1
-"""Least assumed loss of a probe against the preferred mode: probes take at most a fifth of the time."""
+LEAST_WINDOWS = 5
+"""Least windows of the preferred mode between two probes."""
 MIXED = 1 / 8
 """Largest share of generations that may still write a segment of the other mode when a window counts its segments."""
 STEADINESS = 0.75
@@ -50,19 +50,18 @@ class _Window:
     """Segments that are begun in one mode and at one level."""
 
     drafts: bool
-    is_probe: bool
     since: float
+    is_full: bool = False
+    """Whether it counts no further segments."""
     num_begun: int = 0
     num_ended: int = 0
     num_tokens: int = 0
     seconds: float = 0.0
     """Time of all ended segments, added up."""
-    duration_s: float | None = None
-    """How long segments were begun; None: they still are."""
 
     @property
     def is_complete(self) -> bool:
-        return self.duration_s is not None and self.num_ended == self.num_begun
+        return self.is_full and self.num_ended == self.num_begun
 
 
 @dataclass(slots=True, eq=False)
@@ -76,35 +75,75 @@ class _Segment:
 
 
 @dataclass(slots=True)
+class _Rate:
+    """Tokens/s of a generation in one mode at one level."""
+
+    num_tokens: float = 0.0
+    seconds: float = 0.0
+
+    def add(self, window: _Window) -> None:
+        self.num_tokens = MEMORY * self.num_tokens + window.num_tokens
+        self.seconds = MEMORY * self.seconds + window.seconds
+
+    @property
+    def tokens_per_s(self) -> float:
+        """The mean over windows, of which later ones have more weight; 0 before the first."""
+        return self.num_tokens / self.seconds if self.seconds else 0.0
+
+
+@dataclass(slots=True)
 class _Level:
     """What is known of a level of load."""
 
     prefers_drafts: bool
-    rates: dict[bool, float] = field(default_factory=dict)
-    """Tokens/s of a generation, by whether segments are drafted."""
-    probe_at: float = 0.0
-    """When the other mode is due for a probe."""
+    drafting: _Rate = field(default_factory=_Rate)
+    target: _Rate = field(default_factory=_Rate)
+    num_windows: int = 0
+    """Windows of the preferred mode since the last probe."""
     window_s: float = 0.0
-    """How long segments were begun in the last window of the preferred mode."""
+    """How long the last of them took."""
 
     @property
     def is_known(self) -> bool:
-        return len(self.rates) == 2
-
-    def add(self, drafts: bool, rate: float) -> bool:
-        """Note the rate of a window. Returns whether the preferred mode has changed."""
-        before = self.rates.get(drafts, rate)
-        self.rates[drafts] = before + WEIGHT * (rate - before)
-        preferred, other = self.prefers_drafts, not self.prefers_drafts
-        if self.is_known and self.rates[other] > (1 + MARGIN) * self.rates[preferred]:
-            self.prefers_drafts = other
-            return True
-        return False
+        return min(self.rates) > 0
 
     @property
-    def loss(self) -> float:
-        """Share of tokens/s that the slower mode loses."""
-        return 1 - min(self.rates.values()) / max(self.rates.values())
+    def rates(self) -> tuple[float, float]:
+        """Tokens/s of drafting, and of the target alone."""
+        return self.drafting.tokens_per_s, self.target.tokens_per_s
+
+    def add(self, window: _Window, now: float) -> bool:
+        """Note the rate of a window. Returns whether the preferred mode has changed."""
+        (self.drafting if window.drafts else self.target).add(window)
+        if window.drafts is self.prefers_drafts:
+            self.num_windows += 1
+            self.window_s = now - window.since
+        drafting, target = self.rates
+        preferred, other = (drafting, target) if self.prefers_drafts else (target, drafting)
+        if not self.is_known or other <= (1 + MARGIN) * preferred:
+            return False
+        self.prefers_drafts = not self.prefers_drafts
+        return True
+
+    def next_window(self, now: float) -> _Window:
+        """Begin a window of the preferred mode, or a probe if one is due."""
+        if not self._is_probe_due():
+            return _Window(self.prefers_drafts, now)
+        self.num_windows = 0
+        return _Window(not self.prefers_drafts, now)
+
+    def num_needed(self, window: _Window, num_running: int, now: float) -> int:
+        """Return how many segments `window` has to count."""
+        is_probe = window.drafts is not self.prefers_drafts
+        if is_probe and now - window.since > self.window_s:
+            return NUM_SEGMENTS_OF_SLOW_PROBE
+        return max(NUM_SEGMENTS, NUM_SEGMENTS_PER_GENERATION * num_running)
+
+    def _is_probe_due(self) -> bool:
+        if not self.is_known:
+            return self.num_windows > 0
+        extra_time = max(self.rates) / min(self.rates) - 1
+        return self.num_windows >= max(LEAST_WINDOWS, extra_time / PROBE_COST)
 
 
 class Pace:
@@ -150,9 +189,9 @@ class LoadControl:
         self._num_open = {True: 0, False: 0}
         """Segments that are being written, by whether they were begun in the mode that drafts."""
         self._number = 0
-        """Of the level: the logarithm of the number of running generations, base 2."""
+        """The present level: the logarithm of the number of running generations, base 2, rounded."""
         self._levels = {0: _Level(prefers_drafts=True)}
-        self._window: _Window | None = None
+        self._window = _Window(True, clock())
         metrics.drafts.set_function(lambda: self.drafts)
 
     @contextmanager
@@ -169,10 +208,7 @@ class LoadControl:
     @property
     def drafts(self) -> bool:
         """Whether the next segment that any generation begins is drafted."""
-        window = self._window
-        if window is not None and window.duration_s is None:
-            return window.drafts
-        return self._level.prefers_drafts
+        return self._window.drafts
 
     @property
     def _level(self) -> _Level:
@@ -180,21 +216,16 @@ class LoadControl:
 
     def begin(self) -> _Segment:
         """Begin a segment."""
-        now = self._clock()
         self._follow_load()
-        if self._window is None:
-            self._window = self._next_window(now)
-        drafts, window = self.drafts, self._window
-        is_measured = (
-            window.duration_s is None and self._num_open[not drafts] <= MIXED * self._num_running
-        )
-        self._num_open[drafts] += 1
-        if not is_measured:
-            return _Segment(drafts, now, None)
+        now, window = self._clock(), self._window
+        is_mixed = self._num_open[not window.drafts] > MIXED * self._num_running
+        self._num_open[window.drafts] += 1
+        if window.is_full or is_mixed:
+            return _Segment(window.drafts, now, None)
         window.num_begun += 1
-        if window.num_begun >= self._num_needed(window, now):
-            window.duration_s = now - window.since
-        return _Segment(drafts, now, window)
+        num_needed = self._level.num_needed(window, self._num_running, now)
+        window.is_full = window.num_begun >= num_needed
+        return _Segment(window.drafts, now, window)
 
     def end(self, segment: _Segment, num_tokens: int) -> None:
         """End a segment of this many tokens."""
@@ -215,42 +246,30 @@ class LoadControl:
             self._conclude(window)
 
     def _follow_load(self) -> None:
-        """Change the level when the load has left the present one; a window of another level is abandoned."""
+        """Change the level when the load has left the present one, and abandon the window of that level.
+
+        The first window is not a probe: load that goes up and down would abandon one after another.
+        """
         load = log2(self._num_running)
         if abs(load - self._number) <= STEADINESS:
             return
-        self._number, self._window = round(load), None
+        self._number = round(load)
         if self._number not in self._levels:
             known = [number for number, level in self._levels.items() if level.is_known]
             nearest = min(known, key=lambda number: abs(number - self._number), default=None)
             prefers_drafts = nearest is None or self._levels[nearest].prefers_drafts
             self._levels[self._number] = _Level(prefers_drafts)
-
-    def _next_window(self, now: float) -> _Window:
-        level = self._level
-        is_probe = level.prefers_drafts in level.rates and now >= level.probe_at
-        return _Window(level.prefers_drafts is not is_probe, is_probe, now)
-
-    def _num_needed(self, window: _Window, now: float) -> int:
-        if window.is_probe and now - window.since > SLOW * self._level.window_s:
-            return NUM_SEGMENTS_OF_SLOW_PROBE
-        return max(NUM_SEGMENTS, NUM_SEGMENTS_PER_GENERATION * self._num_running)
+        self._window = _Window(self._level.prefers_drafts, self._clock())
 
     def _conclude(self, window: _Window) -> None:
         """Learn from a window once all of its segments have ended."""
         if window is not self._window or not window.is_complete:
             return
-        self._window = None
-        if not window.seconds:
-            return
-        level, running = self._level, 1 << self._number
-        has_changed = level.add(window.drafts, window.num_tokens / window.seconds)
-        self._metrics.measured(running, window.drafts, level.rates[window.drafts])
-        if window.is_probe:
-            now = self._clock()
-            level.probe_at = now + (now - window.since) * max(level.loss, LEAST_LOSS) / PROBE_COST
-        else:
-            level.window_s = window.duration_s or 0.0
+        level, now = self._level, self._clock()
+        has_changed = level.add(window, now)
+        self._window = level.next_window(now)
+        drafting, target = level.rates
+        self._metrics.measured(1 << self._number, drafting, target)
         if has_changed:
             self._metrics.changes.inc()
             _log.info(
@@ -258,7 +277,7 @@ class LoadControl:
                 "segments are drafted" if level.prefers_drafts else "the target writes alone",
                 extra={
                     "num_running": self._num_running,
-                    "drafted_tokens_per_s": round(level.rates[True], 2),
-                    "target_tokens_per_s": round(level.rates[False], 2),
+                    "drafted_tokens_per_s": round(drafting, 2),
+                    "target_tokens_per_s": round(target, 2),
                 },
             )

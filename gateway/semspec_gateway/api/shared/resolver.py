@@ -191,7 +191,7 @@ class Resolver:
 
     def _check_choices(self, client_request: ClientRequest, session: str | None) -> None:
         """Check the number of choices, and what a session allows. Raises: InvalidRequest."""
-        limit, num_prompts = self.settings.max_n, len(client_request.prompts)
+        limit, num_prompts = self.settings.max_choices, len(client_request.prompts)
         num_choices = client_request.num_choices_per_prompt
         if num_choices > limit:
             raise InvalidRequest(f"n is {num_choices}, but at most {limit} choices are served", "n")
