@@ -104,7 +104,7 @@ async def run(config: PipelineConfig, work: Path, file: Path) -> None:
         row["id"]: row["answer"] for part in (*PARTS.values(), "report") for row in read(part)
     }
     judge, sampling = Judge(), config.samples.sampling
-    target = TorchEngine.load(config.target.model, writer=Writer.TARGET)
+    target = TorchEngine.load(config.target.model, writer=Writer.TARGET, dtype=config.target.dtype)
     async with aclosing(target):
         for one in sampled(config, work):
             if one.context.id in done:

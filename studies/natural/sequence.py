@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
-from torch.nn.utils.rnn import pad_sequence
+from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence, pad_sequence
 
 from semspec.reporting.files import Row
 from semspec.training.data.labels import Labels
@@ -47,7 +47,8 @@ class SequenceNet(nn.Module):
         """Return the logits of the segments."""
         scaled = [(segment - self._mean) / self._scale for segment in segments]
         mask = pad_sequence([torch.ones(len(segment), 1) for segment in segments], True)
-        states, _ = self.recurrent(pad_sequence(scaled, True))
+        packed, _ = self.recurrent(pack_sequence(scaled, enforce_sorted=False))
+        states, _ = pad_packed_sequence(packed, batch_first=True)
         most = states.masked_fill(mask == 0, -torch.inf).amax(1)
         logits: Tensor = self.out(torch.cat([most, (states * mask).sum(1) / mask.sum(1)], 1))[:, 0]
         return logits

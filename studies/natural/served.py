@@ -53,8 +53,8 @@ COLUMNS = (
     "strategy",
     "pass@1",
     "minus target's",
-    "gained, lost",
-    "McNemar's p",
+    "questions gained, lost",
+    "p",
     "tokens by the target",
     "mean tokens",
     "mean time",
@@ -105,13 +105,17 @@ async def run(options: argparse.Namespace) -> None:
 
 
 def report(records: Sequence[Record], is_timed: bool) -> Iterator[str]:
-    """Yield the lines of the table over the questions that all strategies have answered, Markdown."""
+    """Yield the lines of the table over the questions that all strategies have answered, Markdown.
+
+    A question is gained or lost when the strategy has more or fewer right answers to it than the target; the sign test
+    on these is McNemar's exact test where each question has one answer.
+    """
     answers: dict[str, dict[tuple[str, int], Record]] = {}
     for record in records:
         label = record.label.removeprefix("in-process/")
         answers.setdefault(label, {})[record.question, record.sample] = record
-    keys = sorted(set.intersection(*(set(own) for own in answers.values())))
-    if "target" not in answers or not keys:
+    keys = sorted(set.intersection(*map(set, answers.values()))) if "target" in answers else []
+    if not keys:
         raise SystemExit("no question has been answered by all strategies and the target")
     questions = np.unique([question for question, _ in keys], return_inverse=True)[1]
     num_questions = int(questions.max()) + 1
@@ -136,8 +140,7 @@ def _cells(
 ) -> list[str]:
     right, base = (_means(side, "is_right", questions) for side in (rows, target))
     latency, base_latency = (_means(side, "latency_s", questions) for side in (rows, target))
-    gained = sum(row.is_right > other.is_right for row, other in zip(rows, target, strict=True))
-    lost = sum(row.is_right < other.is_right for row, other in zip(rows, target, strict=True))
+    gained, lost = int((right > base).sum()), int((right < base).sum())
     p = binomtest(gained, gained + lost).pvalue if gained + lost else 1.0
     own, every = (_means(rows, name, questions) for name in ("num_target_tokens", "num_tokens"))
     speed_up = _interval(
