@@ -15,10 +15,12 @@ from tests.attacks.case import LOW, MEDIUM, Case, Draw, Family, Found, Run
 from tests.attacks.victim import ATTACKER, Victim
 from tests.test_openapi.support import BODIES, CHAT
 
-KINDS = ("refused grammars", "one key")
+KINDS = ("refused grammars", "costly grammars", "one key")
 SIZE = 950_000
 """Characters of a refused schema's description: about what a gateway reads."""
-NUM_REFUSED, NUM_REPEATED, AT_ONCE = 260, 96, 4
+NUM_REFUSED, NUM_COSTLY, NUM_REPEATED, AT_ONCE = 260, 12, 96, 4
+MAX_OVERTAKEN = 3
+"""Costly grammars that a neighbour's may wait for: those that compile already, and one of each queue."""
 MAX_CONNECTIONS = 150
 """Connections of all gateways to Redis."""
 
@@ -65,6 +67,21 @@ async def refuse_grammars(victim: Victim, chance: Random) -> None:
     check(await send(victim, bodies), 400)
 
 
+async def compile_grammars(victim: Victim, chance: Random) -> None:
+    """Send costly schemas. A neighbour's new schema does not wait for all of them."""
+    costly = [{"const": {f"k{i}": chance.random() for i in range(4000)}} for _ in range(NUM_COSTLY)]
+    posts = [victim.http.post(CHAT, json=with_schema(schema)) for schema in costly]
+    flood = [asyncio.create_task(post) for post in posts]
+    await asyncio.sleep(3)  # until the target has a queue of them
+    num_before = sum(task.done() for task in flood)
+    response = await victim.neighbour.post(CHAT, json=with_schema({"const": chance.random()}))
+    num_overtaken = sum(task.done() for task in flood) - num_before
+    check([response], 200)
+    check(await asyncio.gather(*flood), 200, 400, 429)
+    if num_overtaken > MAX_OVERTAKEN:
+        raise Found(MEDIUM, f"the neighbour's new schema waited for {num_overtaken} of the flood")
+
+
 async def repeat(victim: Victim, chance: Random) -> None:
     """Send many requests under one key, which share a wait."""
     headers = {"authorization": f"Bearer {ATTACKER}", "idempotency-key": f"{chance.random()}"}
@@ -92,7 +109,7 @@ async def repeat(victim: Victim, chance: Random) -> None:
         raise Found(MEDIUM, f"{most} connections to Redis")
 
 
-RUNS = dict(zip(KINDS, (refuse_grammars, repeat), strict=True))
+RUNS = dict(zip(KINDS, (refuse_grammars, compile_grammars, repeat), strict=True))
 
 
 @asynccontextmanager
@@ -106,4 +123,4 @@ async def opened(victim: Victim, _: Path) -> AsyncIterator[tuple[Draw, Run]]:
     yield draw, run
 
 
-FAMILY = Family("floods within the limits", 4, opened)
+FAMILY = Family("floods within the limits", 6, opened)

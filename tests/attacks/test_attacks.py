@@ -40,7 +40,7 @@ KNOWN: dict[str, list[Case]] = {
         posted(CHAT, {**BODIES[CHAT], "repetition_penalty": 1e-300}),
     ],
     "floods within the limits": [
-        {"kind": kind, "seed": "1"} for kind in ("refused grammars", "one key")
+        {"kind": kind, "seed": "1"} for kind in ("refused grammars", "costly grammars", "one key")
     ],
     "broken files": [
         {"job": "model", "file": "tokenizer_config.json", "how": "json", "seed": "88"},

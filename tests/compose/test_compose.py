@@ -12,6 +12,7 @@ import pytest
 from semspec import __version__
 from semspec.engine.vllm.options import VLLM_VERSION
 from semspec.keys import Keys
+from semspec.settings import described
 from semspec.stack import BUNDLED_PAIR
 from semspec_gateway.app import STORED_WITHIN_S
 from tests.compose.support import (
@@ -61,6 +62,12 @@ def test_service_is_hardened(services: Json, role: str) -> None:
     assert not {"privileged", "cap_add", "pid", "network_mode", "ipc"} & set(service)
     assert service["healthcheck"]["start_period"] and service["logging"]["options"]["max-size"]
     assert set(service["deploy"]["resources"]["limits"]) == {"cpus", "memory", "pids"}
+
+
+@pytest.mark.parametrize("role", SETTINGS)
+def test_environment_names_known_settings(services: Json, role: str) -> None:
+    known = {setting.variable for setting in described(SETTINGS[role])}
+    assert set(services[role]["environment"]) - known <= {"HF_TOKEN"}
 
 
 @pytest.mark.parametrize("role", ["draft", "target", "gateway"])

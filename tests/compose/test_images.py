@@ -28,6 +28,25 @@ def arguments(role: str, name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("role", SETTINGS)
+def test_image_runs_the_service_without_rights_at_its_port(role: str) -> None:
+    lines = instructions(role)
+    last = max(index for index, (name, _) in enumerate(lines) if name == "FROM")
+    stage = dict(lines[last:])
+    assert stage["USER"] == "10001:10001"
+    assert "useradd --uid 10001 --user-group" in str(lines[last:])
+    assert stage["ENTRYPOINT"] == f'["python", "-m", "semspec_{role}"]'
+    assert "SEMSPEC_HOST=0.0.0.0" in stage["ENV"]
+    port = SETTINGS[role].model_fields["port"].default
+    if role == "gateway":
+        exposed, health = f"{port}", f'"http://127.0.0.1:{port}/ready"'
+    else:
+        service = f"semspec.v2.{role.title()}"
+        exposed, health = f"{port} 9464", f'"grpc://127.0.0.1:{port}", "--service", "{service}"'
+    assert stage["EXPOSE"] == exposed
+    assert stage["HEALTHCHECK"].endswith(f'CMD ["semspec", "health", {health}]')
+
+
+@pytest.mark.parametrize("role", SETTINGS)
 def test_extras_are_the_projects_and_only_services_get_torch(role: str) -> None:
     [run] = [line for line in arguments(role, "RUN") if "./docker-dependencies" in line]
     extras = run.split("./docker-dependencies ")[1].split()

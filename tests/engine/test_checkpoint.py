@@ -16,8 +16,15 @@ from semspec.engine.settings import ModelSettings
 from semspec.engine.torch_engine import TorchEngine
 from semspec.engine.vllm import options
 from semspec.errors import Mismatch
-from semspec.types import FINGERPRINT, Writer
-from tests.engine.support import CHATML
+from semspec.types import (
+    FINGERPRINT,
+    GenerationParams,
+    Penalties,
+    SamplingParams,
+    SegmentEnd,
+    Writer,
+)
+from tests.engine.support import CHATML, Load, answered
 from tests.helpers.checkpoints import edit_json, save_spelling_checkpoint, spelling_tokenizer
 
 
@@ -176,6 +183,18 @@ def test_end_of_a_turn_ends_a_sequence_if_no_other_token_does(
     name_end(spelling, "generation_config.json", DOCUMENT_END)
     (spelling / "chat_template.jinja").write_text(template)
     assert ends(spelling, monkeypatch) == expected
+
+
+async def test_model_that_writes_the_end_of_a_turn_ends_there(spelling: Path, load: Load) -> None:
+    """generation_config.json names the end of a document alone, the tokenizer that of a turn."""
+    name_end(spelling, "generation_config.json", DOCUMENT_END)
+    name_end(spelling, "tokenizer_config.json", TURN_END)
+    engine = load(spelling)
+    [end] = engine.tokenizer.ids_of(TURN_END)
+    bias = Penalties(logit_bias=((end, 100.0),))
+    params = GenerationParams(SamplingParams(), max_tokens=200, max_segments=0, penalties=bias)
+    *_, last = await answered(engine, params)
+    assert last.segment.end is SegmentEnd.EOS and last.segment.token_ids[-1] == end
 
 
 def test_unknown_end_of_a_turn_is_not_an_end(folder: Path) -> None:

@@ -2,13 +2,16 @@
 
 import asyncio
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from jsonschema import validate  # type: ignore[import-untyped]
 
+from semspec.engine.causal_lm import CausalLM
 from semspec.engine.grammars import MAX_KEPT, MAX_KEPT_BYTES, Grammars
 from semspec.engine.torch_engine import TorchEngine
 from semspec.errors import InvalidRequest
@@ -174,6 +177,45 @@ async def test_compiled_grammars_are_bounded(spelling: Path, load: Load) -> None
 async def compile_checked(grammars: Grammars, grammar: str) -> None:
     await grammars.check(grammar, "")
     await grammars.compile(grammar, "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("are_known", [False, True])
+async def test_costly_grammars_of_one_owner_leave_room_for_another(
+    spelling: Path, load: Load, are_known: bool
+) -> None:
+    """`are_known`: the grammars were found to compile before, but are not kept."""
+    engine = load(spelling)
+    costly = [grammar_of({"const": {f"k{i}": number for i in range(5000)}}) for number in range(6)]
+    assert engine._grammars
+    for grammar in costly if are_known else ():
+        await engine._grammars.check(grammar, "")
+    flood = [params(grammar=grammar, owner="attacker", max_tokens=1) for grammar in costly]
+    asked = [asyncio.create_task(answered(engine, request)) for request in flood]
+    await asyncio.sleep(0.2)
+    request = params(grammar=grammar_of({"const": f"{are_known}"}), owner="neighbour")
+    assert text_of(await answered(engine, request)) == f'"{are_known}"'
+    assert sum(not task.done() for task in asked) >= 4
+    for task in asked:
+        task.cancel()
+    await asyncio.gather(*asked, return_exceptions=True)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_grammar_is_waited_for_until_it_is_compiled_or_fails(
+    spelling: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM's scheduler asks before each step whether the grammar is compiled."""
+    grammars = Grammars.of(CausalLM.load(str(spelling), None, "meta", "float32").tokenizer)
+    assert grammars and not grammars.is_compiled(GRAMMAR, 1)
+    while not grammars.is_compiled(GRAMMAR, 1):
+        time.sleep(0.01)
+    monkeypatch.setattr("semspec.grammars.worker.on_large_stack", Mock(side_effect=MemoryError))
+    while not grammars.is_compiled("start: other", 1):
+        time.sleep(0.01)
+    with pytest.raises(MemoryError):
+        grammars.matcher("start: other", ())
+    grammars.close()
 
 
 async def test_reasoning_is_free_and_the_answer_is_not(engine: TorchEngine) -> None:

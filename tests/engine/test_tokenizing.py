@@ -325,6 +325,30 @@ def test_mark_that_ends_the_sequence_or_has_no_partner_is_not_text() -> None:
     assert lonely.text_of((), lonely.ids_of("<think>So<|end|>")) == "So"
 
 
+@pytest.mark.parametrize(
+    ("marks", "is_reported"),
+    [
+        (("<think>", "</think>"), False),
+        (("<|START_THINKING|>", "<|END_THINKING|>"), True),
+        (("<|channel|>",), True),
+    ],
+)
+async def test_reasoning_marks_of_an_unknown_form_are_reported_at_the_start(
+    load: Load,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    marks: tuple[str, ...],
+    is_reported: bool,
+) -> None:
+    raw = FORMS["qwen"](*marks)
+    randomise(model_of("qwen2", vocab_size=len(raw), bos_token_id=None)).save_pretrained(tmp_path)
+    raw.save_pretrained(tmp_path)
+    load(tmp_path)
+    lines = [line for line in caplog.messages if "seems to mark its reasoning with" in line]
+    assert len(lines) == is_reported
+    assert all(marks[0] in line and "\n" not in line for line in lines)
+
+
 @pytest.mark.slow
 def test_words_and_tokens_that_are_remembered_are_bounded() -> None:
     """Distinct words would take 90 MB if all were remembered; each token is remembered once."""

@@ -1,8 +1,11 @@
 """A checkpoint that lacks weights is refused by name, at the start of a service and by `semspec doctor`."""
 
+import json
 import shutil
+import struct
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -66,6 +69,33 @@ def test_missing_weights_are_refused(folder: Path, device: str, parts: Sequence[
     assert f"its files lack {len(removed)} of its weights: {', '.join(removed[:3])}" in message
     assert ("more" in message) == (len(removed) > 3)
     assert "; fetch the checkpoint's files again" in message
+
+
+def test_missing_weight_is_refused_beyond_any_size(tmp_path: Path, device: str) -> None:
+    """1.2 GB of weights in a file that takes no room."""
+    save_sparse(tmp_path, "lm_head.weight", num_bytes=1_200_000_000)
+    assert "lack 1 of its weights: lm_head.weight" in refusal(tmp_path, device)
+
+
+def save_sparse(folder: Path, missing: str, num_bytes: int) -> None:
+    """Save a Llama of zeros without the weight `missing`, most of whose `num_bytes` are in its MLP."""
+    sizes: dict[str, Any] = {"num_hidden_layers": 1, "intermediate_size": num_bytes // (12 * 32)}
+    with torch.device("meta"):
+        model = model_of("llama", **sizes)
+    model.config.architectures = ["LlamaForCausalLM"]
+    model.config.save_pretrained(folder)
+    build_tokenizer().save_pretrained(folder)
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, weight in model.state_dict().items():
+        if name != missing:
+            start, end = end, end + 4 * weight.numel()
+            shape = list(weight.shape)
+            header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.truncate(8 + len(text) + end)
 
 
 def test_missing_shard_of_the_index_is_refused(folder: Path, device: str) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import base64
 import logging
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -285,6 +285,36 @@ async def test_file_of_keys_is_read_again_when_it_changes(
 
     turn(link, "first")
     await until(lambda: statuses(gateway, OURS), lambda found: found == [200])
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda path: None,
+        lambda path: path.mkdir(),
+        lambda path: path.symlink_to(path.with_name("nowhere")),
+        lambda path: path.symlink_to(path),
+    ],
+    ids=["missing file", "folder", "dangling link", "link to itself"],
+)
+async def test_watch_of_keys_outlasts_a_path_that_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Path], None]
+) -> None:
+    monkeypatch.setattr("semspec.keys._CHECK_S", 0.01)
+    (path := tmp_path / "keys").write_text(entry("us", OURS))
+    keys = Keys("", path)
+    watch = asyncio.create_task(keys.watch())
+    path.unlink()
+    spoil(path)
+    await asyncio.sleep(0.2)
+    assert keys.owner(OURS.encode()) == "us"
+    if path.is_dir():
+        path.rmdir()
+    path.unlink(missing_ok=True)
+    path.write_text(entry("them", THEIRS))
+    await eventually(lambda: keys.owner(THEIRS.encode()) == "them")
+    assert keys.owner(OURS.encode()) is None
+    watch.cancel()
 
 
 async def test_stream_ends_whole_though_its_key_is_revoked(

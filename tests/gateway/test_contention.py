@@ -66,6 +66,17 @@ async def test_slow_reader_of_what_is_stored_stays_its_writer(
     assert (await store.generation(id))["status"] != "running"
 
 
+async def test_fallback_outlasts_a_restart(start_gateway: GatewayFactory) -> None:
+    alone, first, second = [await start_gateway() for _ in range(3)]
+    for gateway in (alone, first):
+        gateway.fakes.drafter.lost_at = 1
+    undisturbed = await alone.chat(stream=True)
+    async with first.held(4, model="semspec-demo", stream=True) as running:
+        await running.hang_up()
+    await second.status_becomes(running.id, "interrupted")
+    assert text(await second.events(running.id)) == text(undisturbed)
+
+
 async def test_client_ahead_of_the_store_is_told_so(start_gateway: GatewayFactory) -> None:
     first, second = await start_gateway(max_generation_bytes=1024), await start_gateway()
     seen = await first.hang_up_after(5, **TARGET)

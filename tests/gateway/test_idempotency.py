@@ -149,6 +149,19 @@ async def test_repeat_of_a_request_in_the_queue_is_answered_by_it(
     assert answers[0].json()["id"] == answers[1].json()["id"] != answers[2].json()["id"]
 
 
+async def test_other_content_is_refused_while_requests_wait(
+    start_gateway: GatewayFactory, key: str
+) -> None:
+    gateway, go = await start_gateway(), asyncio.Event()
+    gateway.fakes.target.before_encode = go.wait
+    asked = [asyncio.create_task(ask(gateway, key, **TARGET)) for _ in range(3)]
+    await eventually(lambda: gateway.app.state.admission.num_running == 1)
+    other = await ask(gateway, key, **{**TARGET, "seed": 8})
+    assert other.status_code == 400 and "used for another request" in other.text
+    go.set()
+    assert [answer.status_code for answer in await asyncio.gather(*asked)] == [200] * 3
+
+
 @pytest.mark.parametrize("gone", [0, 1], ids=["the one that has the key", "the first to wait"])
 async def test_others_are_answered_when_a_request_hangs_up(
     start_gateway: GatewayFactory, key: str, gone: int

@@ -61,6 +61,10 @@ def uncalibrated(served: Served) -> Served:
             ["draft probe", "the draft service serves x"],
         ),
         (
+            lambda s: replace(s, target=replace(s.target, fingerprint="x")),
+            ["target probe", "start the verifier"],
+        ),
+        (
             lambda s: replace(s, draft=replace(s.draft, state_convention="states-v0")),
             ["draft", "states-v0", "upgrade"],
         ),
@@ -343,6 +347,11 @@ async def test_pair_without_probes_is_ready_and_answers_by_likelihood(bare: Gate
     assert {record["draft_probability"] for record in trace} == {1.0}
     models = (await bare.stored(answer["id"]))["models"]
     assert models["draft_probe"] == "" != models["likelihood"]
+
+
+async def test_segmentation_of_another_pilot_is_refused(bare: Gateway) -> None:
+    refused = await bare.chat(semspec={"segmentation": "sentence"})
+    assert_error(refused, 400, param="semspec.segmentation")
 
 
 async def test_every_refusal_names_what_each_other_strategy_lacks(

@@ -110,6 +110,19 @@ async def test_flood_of_one_owner_takes_nothing_from_another(
     assert [answer.status_code for answer in (found[0], found[-1])] == [404, 200]
 
 
+async def test_running_answer_is_kept_while_its_owner_asks_for_others(
+    start_gateway: GatewayFactory, mortal_redis: RedisServer
+) -> None:
+    await small_redis(mortal_redis, "16mb")
+    gateway = await start_gateway(redis_url=mortal_redis.url, redis_timeout_s=10, writer_lease_s=1)
+    async with gateway.held(3) as running:
+        for number in range(8):
+            await asyncio.sleep(0.2)  # the running answer outlasts its lease
+            await gateway.chat(model="semspec-demo:draft", **schema_of(f"{number}" * SIZE))
+    assert running.response.json()["semspec"]["degraded"] is False
+    assert (await gateway.stored(running.id, "/trace"))["segments"]
+
+
 async def test_answer_beyond_the_share_of_its_owner_is_degraded(
     start_gateway: GatewayFactory, mortal_redis: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -18,11 +18,8 @@ from semspec.reasoning import HARMONY
 from semspec.types import Message, Piece
 from tests.gateway.engines import Engines, served
 from tests.helpers.checkpoints import loaded
-from tests.helpers.gateway import (
-    Gateway,
-    GatewayFactory,
-)
-from tests.helpers.gateway_fakes import Fakes
+from tests.helpers.gateway import Gateway, GatewayFactory, assert_error
+from tests.helpers.gateway_fakes import WINDOW, Fakes
 from tests.helpers.variants import OF_PRODUCT, VARIANTS
 
 TARGETS = (
@@ -221,6 +218,18 @@ async def test_draft_that_cannot_render_leaves_the_answer_to_the_target(
     id = (await gateway.hang_up_after(2))[0]["id"]
     await heir.events(id, after="2")
     assert heir.fakes.drafter.read == [], "nor does a gateway that resumes it ask the draft"
+
+
+async def test_prompt_too_long_for_the_drafts_window_is_refused_by_field(
+    start_gateway: GatewayFactory, fakes: Fakes
+) -> None:
+    gateway = await start_gateway(fakes)
+    nearly = [{"role": "user", "content": "x" * (WINDOW - len("<user>") - 3)}]
+    assert_error(await gateway.chat(messages=nearly), 400, param="messages")
+    await gateway.answer(messages=nearly, semspec={"strategy": "target"})
+    shorter = [{"role": "user", "content": "x" * (WINDOW - len("[own]<user>") - 20)}]
+    assert (await gateway.chat(messages=shorter, max_tokens=21)).status_code == 400
+    await gateway.answer(messages=shorter, max_tokens=20)
 
 
 async def test_both_models_render_at_the_same_time(

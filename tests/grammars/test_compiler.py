@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from semspec.grammars.compiler import TOO_COSTLY, Compiler, Flaw
+from semspec.grammars.compiler import MAX_KNOWN, TOO_COSTLY, Compiler, Flaw
 from semspec.grammars.worker import MAX_REASON
 from tests.grammars.schemas import COSTLY, HARMLESS, grammar_of
 
@@ -54,6 +54,12 @@ async def test_grammar_that_compiles_too_long_is_a_flaw(compiler: Compiler) -> N
         None, TOO_COSTLY
     )  # not compiled again
     assert len(processes()) == 1
+
+
+async def test_results_are_forgotten_beyond_a_number(compiler: Compiler) -> None:
+    for number in range(MAX_KNOWN + 20):
+        await compiler.flaw([grammar_of({"const": number})])
+    assert len(compiler._known) == MAX_KNOWN
 
 
 @pytest.mark.parametrize("depth", [5_000, 300_000])

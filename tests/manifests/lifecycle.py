@@ -13,11 +13,14 @@ from semspec_gateway.settings import GatewaySettings
 from tests.compose.support import SETTINGS
 from tests.manifests.environment import environment, settings_of
 from tests.manifests.kustomize import Manifest, Objects
-from tests.manifests.objects import GPU, Pod, bytes_of, mounts, pods
+from tests.manifests.objects import GPU, Pod, bytes_of, mounts, pod, pods, volumes
 
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 LOOKUP_S = 30.0
 """How long a cluster's DNS, or a cache of it on the node, may repeat what it said."""
+STORED_BYTES_A_SECOND = 2_776 * 223_000 / 8_192
+"""The most tokens a second that two H100 are simulated to write (studies/simulate/results/layouts.md), and what Redis
+holds of an answer."""
 BESIDE_CACHE_BYTES = 512 << 20
 """A process with torch and a tiny model, at rest: 460 MB."""
 
@@ -38,6 +41,16 @@ def check_lifecycle(objects: Objects) -> None:
             _check_end(one, settings)
             if isinstance(settings, ModelSettings):
                 _check_size(objects, one, settings)
+
+
+def check_redis(objects: Objects) -> None:
+    """Redis holds all that two H100 write until it expires in half of its memory, and fills half of its container."""
+    ttl_s = settings_of(objects, pod(objects, "gateway")).ttl_s  # type: ignore[union-attr]
+    has_gpus = any(found.has_gpu for found in pods(objects))
+    for redis in [found for found in pods(objects) if found.name == "redis"]:
+        limit_bytes = int(environment(objects, redis.main)["MAXMEMORY"].removesuffix("gb")) << 30
+        assert 2 * limit_bytes <= bytes_of(redis.main["resources"]["limits"]["memory"])
+        assert not has_gpus or STORED_BYTES_A_SECOND * ttl_s < limit_bytes / 2
 
 
 def _check_probe(one: Pod, name: str, settings: Settings) -> None:
@@ -91,13 +104,25 @@ def _check_size(objects: Objects, one: Pod, settings: ModelSettings) -> None:
     )
     assert num_gpus == 1 or "/dev/shm" in mounts(one.main), f"{one}: has no shared memory"
     assert (settings.engine == "vllm") == one.main["image"].endswith("-vllm"), f"{one}: image"
-    cache = environment(objects, one.main).get("HF_HOME", "")
-    assert cache in mounts(one.main), f"{one}: {cache!r} is no volume"
+    hub = environment(objects, one.main).get("HF_HOME", "")
+    assert hub in mounts(one.main), f"{one}: {hub!r} is no volume"
     limits = one.main["resources"]["limits"]
     if one.has_gpu:
         assert int(limits[GPU]) == num_gpus, f"{one}: uses {num_gpus} GPUs"
         assert settings.device == "cuda", f"{one}: has GPUs, and may run without"
-        assert environment(objects, one.main)["HF_HUB_OFFLINE"] == "1", one
+        found, start = environment(objects, one.main), one.main["startupProbe"]
+        assert found["HF_HUB_OFFLINE"] == "1", one
+        assert start["failureThreshold"] * start["periodSeconds"] <= 1200, f"{one}: starts too long"
+        [cache] = [
+            volumes(one)[name]
+            for path, name in mounts(one.main).items()
+            if found["VLLM_CACHE_ROOT"].startswith(path)
+        ]
+        assert "persistentVolumeClaim" in cache, f"{one}: compiles again at each start"
+        affinity = one.spec["affinity"]["nodeAffinity"]
+        [term] = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+        keys = {expression["key"] for expression in term["matchExpressions"]}
+        assert "nvidia.com/gpu.memory" in keys, f"{one}: takes any GPU"
         assert settings.max_context_tokens, f"{one}: takes contexts as long as its model does"
     else:
         assert bytes_of(limits["memory"]) >= settings.kv_bytes + BESIDE_CACHE_BYTES, (

@@ -6,6 +6,7 @@ from tests.manifests.environment import SECRETS, certificates
 from tests.manifests.kustomize import Manifest, Objects
 from tests.manifests.objects import (
     Pod,
+    bytes_of,
     mounts,
     name_of,
     named,
@@ -55,6 +56,17 @@ def check_mounts(objects: Objects) -> None:
         assert mounted == volumes(one).keys(), f"{one}: mounts are not its volumes"
         for container in one.containers:
             assert len(mounts(container)) == len(container.get("volumeMounts", ())), one
+
+
+def check_memory(objects: Objects) -> None:
+    """Volumes in memory fit into half of the limit of their pod."""
+    for pod in pods(objects):
+        limits = [container["resources"]["limits"] for container in pod.spec["containers"]]
+        limit_bytes = sum(bytes_of(limit["memory"]) for limit in limits)
+        for volume in volumes(pod).values():
+            medium = volume.get("emptyDir", {})
+            if medium.get("medium") == "Memory":
+                assert 2 * bytes_of(medium["sizeLimit"]) <= limit_bytes, f"{pod}: {volume}"
 
 
 def check_sources(objects: Objects) -> None:

@@ -10,6 +10,7 @@ import grpc
 import pytest
 from grpc import aio
 
+from semspec.clustering.equivalence import Alternatives
 from semspec.errors import (
     TABLE,
     Conflict,
@@ -41,6 +42,7 @@ from semspec.types import (
     Retrieval,
     SamplingParams,
     Segmentation,
+    SegmentEnd,
     SegmentScore,
     TokenIds,
     ToolCall,
@@ -263,6 +265,13 @@ async def test_message_over_the_limit_says_so(side: str, monkeypatch: pytest.Mon
         )
         with pytest.raises(InvalidRequest, match=r"larger than max.*send less"):
             await call
+
+
+async def test_segments_are_clustered_remotely() -> None:
+    group = Alternatives("", "How many?", "So far. ", ("One.", "Two.", "One.", "Thr"))
+    ends = [SegmentEnd.BOUNDARY, SegmentEnd.EOS, SegmentEnd.BOUNDARY, SegmentEnd.LENGTH]
+    async with verifying(FakeVerifier()) as verifier:
+        assert await verifier.cluster(group, ends) == [0, 1, 0, None]
 
 
 @pytest.mark.parametrize("error", [NotFound("no such model"), Conflict("in use")])

@@ -17,6 +17,19 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = (ROOT / "docs" / "security.md").read_text()
 
 
+def test_every_threat_has_a_defence_and_a_test() -> None:
+    table = DOCUMENT.partition("\n## Threats\n")[2].partition("\n## ")[0]
+    _, *rows = [line for line in table.splitlines() if line.startswith("| ")]
+    assert len(rows) >= 25
+    for row in rows:
+        threat, defence, tests = (cell.strip() for cell in row.strip("|").split("|"))
+        named = re.findall(r"`([\w/]+\.py)::(test_\w+)`", tests)
+        assert defence and named, threat
+        for file, test in named:
+            text = (ROOT / "tests" / file).read_text()
+            assert re.search(rf"^(async )?def {test}\(", text, re.MULTILINE), test
+
+
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl on the PATH")
 async def test_certificates_made_as_described_are_good_for_mutual_tls(tmp_path: Path) -> None:
     commands = next(

@@ -116,12 +116,27 @@ FAULTS: dict[str, tuple[str, Fault, str]] = {
         variable("SEMSPEC_TARGET_DEVICE", "cuda:99"),
         "no device 'cuda:99' for .*; choose 'cpu' or 'auto'",
     ),
+    "a rule beyond its bounds": (
+        "gateway",
+        released(rule={"gamma": 99}),
+        "release semspec-demo@1: rule.gamma: ",
+    ),
     "a rule that a setting states, too": (
         "gateway",
         lambda config, folder: variable("SEMSPEC_GATEWAY_DEFAULTS", '{"gamma": 2}')(
             released(rule={"gamma": 1})(config, folder), folder
         ),
         "SEMSPEC_GATEWAY_DEFAULTS sets gamma: leave it out, it comes from SEMSPEC_GATEWAY_PAIR",
+    ),
+    "a calibration that is not the release's": (
+        "gateway",
+        released(likelihood="another"),
+        "likelihood.json next to the release semspec-demo@1 is not the one it names",
+    ),
+    "a dtype that is not the release's": (
+        "target",
+        variable("SEMSPEC_TARGET_DTYPE", "bfloat16"),
+        "release semspec-demo@1 has the target .* in float32, but the target service serves .* in bfloat16",
     ),
     "probes that are not the release's": (
         "verifier",

@@ -13,6 +13,7 @@ from semspec.training.config import PipelineConfig, load_config
 from semspec.training.preset import laptop_preset, limit_questions
 from semspec.training.trainer.probes import Variants
 from semspec.training.trainer.recipe import FitRecipe
+from tests.manifests.policy import CONFINED
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "examples/demo/semspec_demo"
@@ -110,4 +111,19 @@ def test_workers_share_all_shards_and_the_jobs_behind_them_wait() -> None:
     assert [job.get("suspend", False) for job in (estimate, workers, report)] == [False, True, True]
 
 
-# The guide
+def test_pods_are_confined_and_write_to_writable_mounts() -> None:
+    pod = yaml.safe_load((DEPLOYMENT / "pod.yaml").read_text())["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    assert pod["automountServiceAccountToken"] is False
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container["securityContext"] == CONFINED
+    mounts = [mount for mount in container["volumeMounts"] if not mount.get("readOnly")]
+    values = {entry["name"]: entry.get("value") for entry in container["env"]}
+    for path in (
+        values["HOME"],
+        values["HF_HOME"],
+        values["MPLCONFIGDIR"],
+        container["workingDir"],
+    ):
+        assert any(Path(path).is_relative_to(mount["mountPath"]) for mount in mounts), path

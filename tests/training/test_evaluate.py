@@ -321,6 +321,28 @@ def test_counts_and_curves() -> None:
     assert len(json.dumps(curve)) < 3000
 
 
+def test_probes_are_doubtful_on_few_questions() -> None:
+    """They have one domain, and no calibration split."""
+    labels = made_up(num_questions=48, domains=["all"])
+    labels.split[labels.split == "calibration"] = "validation"
+    report = evaluate(evidence(labels, noise=0.4), num_resamples=5)
+    assert "calibration" not in report.counts.contexts and len(report.domains) == 1
+    for verdict in report.verdicts:
+        assert any("Only 24 test questions" in remark for remark in verdict.remarks)
+        assert verdict.headline == "Every bar is cleared, on too few segments to rely on."
+        assert verdict.standing == "doubtful"
+
+
+@pytest.mark.parametrize(("num_questions", "is_uncertain"), [(24, True), (240, False)])
+def test_share_on_either_side_of_its_bar_is_uncertain(
+    num_questions: int, is_uncertain: bool
+) -> None:
+    labels = made_up(num_questions)
+    verdict = evaluate(evidence(labels, noise=0.9), num_resamples=50).verdicts[0]
+    text = "too uncertain to serve on"
+    assert any(text in remark for remark in verdict.remarks) is is_uncertain
+
+
 def test_segments_the_probes_were_not_asked_about_are_refused() -> None:
     labels = made_up(num_questions=12)
     served = guessed(labels, "served", 1.0)

@@ -180,6 +180,10 @@ def _refusal_reason(calibration: Calibration) -> str | None:
     """Return why this build cannot use it, or why its threshold rests on too little data; None if it can be used."""
     if unknown := set(calibration.statistics) - set(SURPRISAL_FEATURES):
         return f"this build computes no statistic {', '.join(sorted(unknown))}"
+    if len(calibration.weights) != len(calibration.statistics):
+        return "there must be one weight for each statistic"
+    if not all(map(isfinite, (*calibration.weights, calibration.bias, calibration.threshold))):
+        return "weights, bias or threshold is not a finite number"
     if own := calibration.own:
         return too_few_reason(own.num_segments, own.quantile)
     right, wrong = calibration.num_right or 0, calibration.num_wrong or 0
