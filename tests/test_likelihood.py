@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import semspec.pairs
 from semspec.decoding.likelihood.calibration import Calibration, as_json, load_calibration
 from semspec.errors import Mismatch
 from semspec.stack import BUNDLED_PAIR
@@ -16,6 +17,7 @@ from semspec.types import Writer
 from tests.helpers.calibrations import calibration
 from tests.helpers.fakes import FakeModel
 
+PAIRS = Path(semspec.pairs.__file__).parent
 DRAFT, TARGET = (FakeModel(writer).model_info for writer in (Writer.DRAFT, Writer.TARGET))
 MADE_UP = calibration(DRAFT, TARGET)
 
@@ -68,6 +70,15 @@ def test_calibration_that_cannot_be_used_is_refused(
 ) -> None:
     path = write(tmp_path / "likelihood.json", replace(MADE_UP, **changes))
     with pytest.raises(Mismatch, match=reason):
+        load_calibration(path)
+
+
+def test_quantile_outside_its_range_is_refused(tmp_path: Path) -> None:
+    fields = json.loads((PAIRS / "qwen2.5-coder" / "likelihood.json").read_text())
+    fields["own"]["quantile"] = 0
+    path = tmp_path / "likelihood.json"
+    path.write_text(json.dumps(fields))
+    with pytest.raises(Mismatch, match=r"own\.quantile: .* greater than 0"):
         load_calibration(path)
 
 

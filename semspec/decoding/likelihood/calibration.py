@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from math import ceil, exp, isfinite
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from semspec.errors import Mismatch
 from semspec.files import digest_of, first_error, read_json
@@ -45,7 +45,7 @@ class CalibratedModel:
 class OwnSegments:
     """Basis of a threshold without labels: the scores of segments that the target wrote itself."""
 
-    quantile: float
+    quantile: Annotated[float, Field(gt=0, lt=1)]
     """Share of the target's own segments whose probability is below the threshold."""
     num_segments: int
     num_drafts: int
