@@ -56,12 +56,19 @@ class Plan:
     """Interpreter of an environment with vLLM, for its configurations."""
     servers: Mapping[str, str] = field(default_factory=dict)
     """Shell commands of the servers that configurations `server/NAME` ask."""
+    release: str | None = None
+    """Digest of the release's `pair.json`, if the release is not in the folder of `pair`."""
     num_sessions: int = 1
     """Questions asked at the same time. Above 1, a run measures quality only."""
 
     @property
     def settings(self) -> dict[str, Any]:
         """Return the settings that identify a run. Configurations may be added later, and questions do not count."""
+        asked = [
+            configuration.method
+            for configuration in self.configurations
+            if configuration.runner == "server"
+        ]
         return {
             "task": self.task.name,
             "pair": None if self.gateway else self.pair.name,
@@ -72,6 +79,8 @@ class Plan:
             "samples": self.samples,
             "seed": self.seed,
             "sessions": self.num_sessions,
+            "servers": {name: self.servers[name] for name in asked if name in self.servers},
+            "release": self.release,
             "code": code_digest(),
         }
 
@@ -164,6 +173,7 @@ class Comparison:
         """Raises: InvalidRequest when the folder holds another run."""
         self._plan, self._folder, self._reporter = plan, folder, reporter
         self._not_applicable: dict[str, str] = {}
+        self._applicable: set[str] = set()
         claim(folder, plan)
 
     async def run(self, runners: Runners, sitting: Sequence[Configuration]) -> None:
@@ -191,6 +201,7 @@ class Comparison:
             try:
                 await runners[configuration.runner].ask(short)
                 applicable.append(configuration)
+                self._applicable.add(configuration.label)
             except NotApplicable as error:
                 self._not_applicable[configuration.label] = str(error)
                 self._reporter.say(f"{configuration.label}: not applicable: {error}")
@@ -246,15 +257,27 @@ class Comparison:
         facts = read_json(self._folder / "run.json")
         memory = facts["environment"].setdefault("memory_bytes", {})
         memory |= memory_bytes(processes)
-        facts["not_applicable"] |= self._not_applicable
+        earlier = {
+            label: reason
+            for label, reason in facts["not_applicable"].items()
+            if label not in self._applicable
+        }
+        facts["not_applicable"] = earlier | self._not_applicable
         write_json(self._folder / "run.json", facts)
 
 
 def is_complete(folder: Path, plan: Plan) -> bool:
-    """Return whether the run in `folder` has all answers of the plan."""
+    """Return whether the run in `folder` has all answers of the plan.
+
+    Configurations that are not applicable need none, except servers, which may start the next time.
+    """
     path = folder / "run.json"
     refused = read_json(path)["not_applicable"] if path.is_file() else {}
-    labels = {configuration.label for configuration in plan.configurations} - refused.keys()
+    labels = [
+        configuration.label
+        for configuration in plan.configurations
+        if configuration.runner == "server" or configuration.label not in refused
+    ]
     done = {record.key for record in read_records(folder / RECORDS)}
     return done.issuperset(
         (label, question.id, sample)
@@ -272,7 +295,16 @@ def claim(folder: Path, plan: Plan) -> None:
     )
     if path.exists():
         facts = read_json(path)
-        names = ", ".join(_differing(facts["settings"], plan.settings))
+        answered = {record.label for record in read_records(folder / RECORDS)}
+        # The command of a server without answers may change.
+        servers = {
+            name: command
+            for name, command in facts["settings"].get("servers", {}).items()
+            if f"server/{name}" in answered
+        }
+        settings = plan.settings
+        facts["settings"]["servers"] = settings["servers"] | servers
+        names = ", ".join(_differing(facts["settings"], settings))
         if names:
             raise InvalidRequest(
                 f"{folder} holds a run with {names}", remedy="give another --output"

@@ -2,20 +2,22 @@
 
 import os
 import shlex
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx
 
 from semspec.pairs import ROLES
+from semspec.stack.child import StackError
+from semspec.stack.listening import free_port
 from semspec.stack.parent_death import bound_command
 from semspec.training.config import PipelineConfig
 from semspec_bench.runners.protocol import RunnerError
+from semspec_bench.runners.vllm import START_TIMEOUT_S, kill_group_at_exit
 
 PORTS = dict(zip(ROLES, (8001, 8000), strict=True))
 """Fixed, because the configuration of a training, which names them, must not change when it is resumed."""
@@ -51,6 +53,13 @@ def sampling_servers(commands: Mapping[str, list[str]], device: str, logs: Path)
 
 @contextmanager
 def _server(role: str, command: list[str], device: str, log: Path) -> Iterator[None]:
+    try:
+        free_port(HOST, PORTS[role])
+    except StackError as error:
+        raise RunnerError(
+            f"the server that samples from the {role}: {error}",
+            remedy=f"end the process that listens on port {PORTS[role]}",
+        ) from error
     environment = {"VLLM_NO_USAGE_STATS": "1"}
     if device:
         environment["CUDA_VISIBLE_DEVICES"] = device
@@ -65,15 +74,29 @@ def _server(role: str, command: list[str], device: str, log: Path) -> Iterator[N
             start_new_session=True,
         )
     try:
-        while not _is_healthy(PORTS[role]):
-            if process.poll() is not None:
-                raise RunnerError(f"the server that samples from the {role} ended; see {log}")
-            time.sleep(POLL_S)
-        yield
+        with kill_group_at_exit(process.pid):
+            _wait_until_healthy(role, process, log)
+            yield
     finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+def _wait_until_healthy(role: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Raises: RunnerError, when the server ends or takes too long."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while True:
+        is_healthy = _is_healthy(PORTS[role])
+        # Checked after the request, which another process may have answered if this one could not bind its port.
+        if process.poll() is not None:
+            raise RunnerError(f"the server that samples from the {role} ended; see {log}")
+        if is_healthy:
+            return
+        if time.monotonic() > deadline:
+            raise RunnerError(
+                f"the server that samples from the {role} was not ready within "
+                f"{START_TIMEOUT_S:g} s; see {log}"
+            )
+        time.sleep(POLL_S)
 
 
 def _is_healthy(port: int) -> bool:

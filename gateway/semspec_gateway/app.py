@@ -97,7 +97,8 @@ def create_app(
         "tgi": tgi.TgiFormat,
     }
     resolver = Resolver(readiness, settings, audit)
-    responder = Responder(resolver, running, store, Shared(), settings, formats)
+    calls = Shared(cancels_abandoned=True)
+    responder = Responder(resolver, running, store, calls, settings, formats)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -112,6 +113,7 @@ def create_app(
             await cancel_tasks(*watches)
             await background.drain(STORED_WITHIN_S)
             preparation.close()
+            await calls.close()
             await store.close()
 
     app = DocumentedApp(

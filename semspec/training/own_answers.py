@@ -42,6 +42,8 @@ NUM_ALONE = 2
 NUM_TOGETHER = 4
 """Answers that are written together after these, in half the time."""
 TOP_P, SEED = 0.95, 1
+ANSWERS_FORMAT = 2
+"""Format of `answers.jsonl`. 2: a line for each compared answer; before, one for each segment as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,7 @@ class Settings:
     def recipe(self) -> dict[str, Any]:
         """Return the settings that must not change between two runs in one work folder."""
         return {
+            "answers_format": ANSWERS_FORMAT,
             "sampling": asdict(self.sampling),
             "max_tokens": self.max_tokens,
             "threads": self.threads,

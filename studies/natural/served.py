@@ -16,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import binomtest
 
+from semspec.files import file_digest
+from semspec.release import RELEASE_FILE
 from semspec.reporting.files import read_json, write_json
 from semspec.reporting.progress import Reporter
 from semspec.stack import StackConfig
@@ -76,20 +78,26 @@ def task(part: Any, limit: int | None) -> Task:
     )
 
 
-async def run(options: argparse.Namespace) -> None:
-    """Answer every question by every strategy. Finished answers are kept."""
+def make_plan(options: argparse.Namespace) -> Plan:
+    """Return the plan of `run`. Raises: FileNotFoundError when --release has no `pair.json`."""
     labels = [label for text in options.strategy or STRATEGIES for label in text.split(",")]
-    models = {"draft": options.draft, "target": options.target}
-    plan = Plan(
+    return Plan(
         task(options.part, options.limit),
         [parse(f"in-process/{label}") for label in labels],
-        Path("+".join(Path(model).stem for model in models.values())),
+        Path("+".join(Path(model).stem for model in (options.draft, options.target))),
         options.temperature,
         0.95,
         options.max_tokens,
         options.samples,
+        release=file_digest(options.release / RELEASE_FILE) if options.release else None,
         num_sessions=options.sessions,
     )
+
+
+async def run(options: argparse.Namespace) -> None:
+    """Answer every question by every strategy. Finished answers are kept."""
+    models = {"draft": options.draft, "target": options.target}
+    plan = make_plan(options)
     comparison = Comparison(plan, options.output, Reporter())
     facts = read_json(options.output / "run.json")
     facts["environment"]["models"] = models

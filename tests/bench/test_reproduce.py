@@ -1,10 +1,14 @@
 """Checks of a reproduction before it begins: what it refuses, with the remedy, and how much it has to do."""
 
 import json
+import os
+import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import pytest
@@ -31,6 +35,7 @@ from tests.bench.tiny_pair import (
     use_hub,
 )
 from tests.helpers.hub import serving, use
+from tests.helpers.processes import is_running, left_alive
 
 
 @pytest.fixture(autouse=True)
@@ -251,6 +256,87 @@ def test_sampling_servers_end_with_their_block(
     ):
         pass
     assert "no GPU" in (tmp_path / "sampler-target.log").read_text()
+
+
+def test_sampling_server_is_refused_if_its_port_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(samplers, "PORTS", {"target": (port := free_port("127.0.0.1", 0))})
+    healthy = {"target": [sys.executable, "-c", HEALTHY, str(port)]}
+    idle = {"target": [sys.executable, "-c", "import time; time.sleep(600)"]}
+    with (
+        samplers.sampling_servers(healthy, "", tmp_path / "other"),
+        pytest.raises(RunnerError, match=f"port {port}.*in use"),
+        samplers.sampling_servers(idle, "", tmp_path),
+    ):
+        pass
+
+
+def test_sampling_server_that_ends_is_noticed_though_another_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(samplers, "PORTS", {"target": free_port("127.0.0.1", 0)})
+
+    def is_healthy(port: int) -> bool:
+        sleep(1)  # the command ends meanwhile
+        return True
+
+    monkeypatch.setattr(samplers, "_is_healthy", is_healthy)
+    ended = {"target": [sys.executable, "-c", "raise SystemExit('address in use')"]}
+    with (
+        pytest.raises(RunnerError, match="samples from the target ended"),
+        samplers.sampling_servers(ended, "", tmp_path),
+    ):
+        pass
+
+
+def test_sampling_server_that_never_gets_ready_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(samplers, "PORTS", {"target": free_port("127.0.0.1", 0)})
+    monkeypatch.setattr(samplers, "START_TIMEOUT_S", 0.5)
+    idle = {"target": [sys.executable, "-c", "import time; time.sleep(600)"]}
+    with (
+        pytest.raises(RunnerError, match=r"not ready within 0.5 s; see .*sampler-target"),
+        samplers.sampling_servers(idle, "", tmp_path),
+    ):
+        pass
+
+
+WITH_ENGINE = """
+import subprocess
+engine = subprocess.Popen(["sleep", "600"])
+print(engine.pid, flush=True)
+"""
+REPRODUCTION = """
+import sys, time
+from pathlib import Path
+from semspec_bench import samplers
+
+samplers.PORTS = {"target": int(sys.argv[2])}
+command = [sys.executable, "-c", sys.argv[1], sys.argv[2]]
+with samplers.sampling_servers({"target": command}, "", Path(sys.argv[3])):
+    print("ready", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_engine_of_a_sampling_server_ends_with_the_killed_reproduction(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    port = str(free_port("127.0.0.1", 0))
+    program = [sys.executable, "-c", REPRODUCTION, WITH_ENGINE + HEALTHY, port, str(tmp_path)]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as reproduction:
+        assert reproduction.stdout and reproduction.stdout.readline() == "ready\n"
+        engine = int((tmp_path / "sampler-target.log").read_text().split()[0])
+        assert is_running(engine)
+        reproduction.send_signal(number)
+    try:
+        assert left_alive([engine], timeout_s=30) == []
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(engine, signal.SIGKILL)
 
 
 def states_size(hub: Path, model: str) -> int:

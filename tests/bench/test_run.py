@@ -16,7 +16,16 @@ from semspec_bench import run as run_module
 from semspec_bench.cli import main
 from semspec_bench.configuration import parse
 from semspec_bench.record import read_records
-from semspec_bench.run import Comparison, Plan, _sittings, default_folder, open_runners
+from semspec_bench.run import (
+    Comparison,
+    Plan,
+    Runners,
+    _sittings,
+    default_folder,
+    is_complete,
+    open_runners,
+)
+from semspec_bench.runners.protocol import Ask, NotApplicable, Outcome
 from semspec_bench.summary import load_run
 from semspec_bench.tasks import load_task
 
@@ -138,6 +147,57 @@ def test_folder_of_other_code_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
     assert default_folder(plan()) != before
     with pytest.raises(InvalidRequest, match="code"):
         run_module.claim(tmp_path, plan())
+
+
+class Server:
+    """A runner of one server, which cannot start as long as `reason` is set."""
+
+    def __init__(self, reason: str = "") -> None:
+        self.reason = reason
+
+    async def ask(self, ask: Ask) -> Outcome:
+        if self.reason and ask.configuration.runner == "server":
+            raise NotApplicable(self.reason)
+        return Outcome("\\boxed{1}", "stop", 0.1, num_prompt_tokens=5, num_tokens=4)
+
+    def processes(self) -> dict[str, int]:
+        return {}
+
+
+def ask_server(made: Plan, folder: Path, server: Server) -> None:
+    runner = Comparison(made, folder, Reporter(quiet=True))
+    runners: Runners = {"in-process": server, "server": server}
+    asyncio.run(runner.run(runners, made.configurations))
+
+
+def plan_with_server(command: str = "serve", **changes: object) -> Plan:
+    labels = ("in-process/target", "server/other")
+    return plan(labels, limit=1, servers={"other": command, "unused": "x"}, **changes)
+
+
+def test_server_that_could_not_start_is_asked_when_the_run_is_resumed(tmp_path: Path) -> None:
+    made = plan_with_server()
+    ask_server(made, tmp_path, Server("out of memory"))
+    assert load_run(tmp_path).not_applicable == {"server/other": "out of memory"}
+    assert not is_complete(tmp_path, made)
+    ask_server(made, tmp_path, Server())
+    assert load_run(tmp_path).not_applicable == {}
+    assert is_complete(tmp_path, made)
+
+
+def test_folder_with_answers_of_another_server_command_is_refused(tmp_path: Path) -> None:
+    ask_server(plan_with_server(), tmp_path, Server())
+    run_module.claim(tmp_path, plan(("in-process/target",), limit=1))
+    run_module.claim(tmp_path, plan_with_server())
+    with pytest.raises(InvalidRequest, match=r"servers.other 'serve', not 'serve -tp 2'"):
+        run_module.claim(tmp_path, plan_with_server("serve -tp 2"))
+
+
+def test_command_of_a_server_without_answers_may_change(tmp_path: Path) -> None:
+    ask_server(plan_with_server("wrong"), tmp_path, Server("no such option"))
+    ask_server(plan_with_server("right"), tmp_path, Server())
+    with pytest.raises(InvalidRequest, match=r"servers.other 'right', not 'wrong'"):
+        run_module.claim(tmp_path, plan_with_server("wrong"))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from tests.helpers.checkpoints import model_of
 from tests.training.support import bytes_tokenizer, save_ending, solved
 
 ROOT = Path(__file__).resolve().parents[2]
-DEMO = ROOT / "examples/demo/semspec_demo"
 REVISION = "0123456789abcdef0123456789abcdef01234567"
 DRAFT, TARGET = "tests/DeepSeek-R1-Distill-Qwen-1.5B", "tests/DeepSeek-R1-Distill-Qwen-32B"
 METHODS = ["target", "draft", "spec-reason", "spec-thinking", "token-level", "semantic",
@@ -92,7 +91,7 @@ def save_pair_file(folder: Path, **changes: Any) -> Path:
         "max_segment_tokens": 12,
         "contexts": {"traces": "mixture", "per_question": 2, "max_segments": 4},
         "samples": {"num_samples": 6, "temperature": 1.0, "top_p": 1.0},
-        "equivalence": {"kind": "entailment", "model": str(DEMO / "nli")},
+        "equivalence": {"kind": "entailment", "model": str(ROOT / "tests/helpers/nli")},
         "probes": {"num_epochs": 2, "device": "cpu", "calibration": "none"},
         "report": {"learning_curve": [0.5]},
         "shard_questions": 10,

@@ -181,6 +181,40 @@ async def test_others_are_answered_when_a_request_hangs_up(
     assert len({answer.json()["id"] for answer in answers}) == 1
 
 
+async def test_poll_of_a_key_ends_with_the_last_request_that_waits(
+    start_gateway: GatewayFactory, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = await start_gateway(), await start_gateway(queue_timeout_s=600)
+    go, num_polls = asyncio.Event(), 0
+    first.fakes.target.before_encode = go.wait
+    recall = second.app.state.store.recall
+
+    async def counted(digest: str) -> str | None:
+        nonlocal num_polls
+        num_polls += 1
+        value: str | None = await recall(digest)
+        return value
+
+    monkeypatch.setattr(second.app.state.store, "recall", counted)
+    begun = asyncio.create_task(ask(first, key, **TARGET))
+    await asyncio.sleep(0.2)
+    waiting = [asyncio.create_task(ask(second, key, **TARGET)) for _ in range(2)]
+    await eventually(lambda: num_polls > 0)
+    waiting[0].cancel()
+    before = num_polls
+    await eventually(lambda: num_polls > before + 2)
+    waiting[1].cancel()
+    await asyncio.wait(waiting)
+    await asyncio.sleep(0.3)  # the gateway notices the disconnection
+    before = num_polls
+    await asyncio.sleep(0.5)
+    assert num_polls == before
+    again = asyncio.create_task(ask(second, key, **TARGET))
+    await eventually(lambda: num_polls > before)
+    go.set()
+    assert (await again).json()["id"] == (await begun).json()["id"]
+
+
 async def test_waiting_request_takes_over_that_of_a_dead_gateway(
     start_gateway: GatewayFactory, redis: Redis, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

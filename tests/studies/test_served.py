@@ -1,10 +1,16 @@
-"""The natural study's tables of served answers, against counts done by hand."""
+"""The natural study's tables of served answers, against counts done by hand, and the identity of its runs."""
+
+import json
+from argparse import Namespace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from semspec.errors import InvalidRequest
 from semspec_bench.record import Record
-from studies.natural.served import report
+from semspec_bench.run import claim
+from studies.natural.served import make_plan, report
 from tests.bench.test_summary import record
 
 
@@ -47,3 +53,31 @@ def test_report_without_the_targets_answers_is_refused() -> None:
     for records in (answers("draft", right=3), []):
         with pytest.raises(SystemExit, match="the target"):
             list(report(records, is_timed=False))
+
+
+def test_run_is_not_resumed_with_another_release(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    questions = tmp_path / "math500.jsonl"
+    row = {"problem": "What is 1+1?", "answer": "2", "subject": "Algebra", "level": 1}
+    questions.write_text("".join(json.dumps(row) + "\n" for _ in range(5)))
+    monkeypatch.setenv("MATH500", str(questions))
+    (release := tmp_path / "release").mkdir()
+    options = Namespace(
+        draft="draft.gguf",
+        target="target.gguf",
+        release=release,
+        part="report",
+        strategy=None,
+        temperature=0.6,
+        samples=2,
+        limit=None,
+        max_tokens=64,
+        sessions=1,
+    )
+    (release / "pair.json").write_text('{"version": "1"}')
+    for _ in range(2):
+        claim(tmp_path / "run", make_plan(options))
+    (release / "pair.json").write_text('{"version": "2"}')
+    with pytest.raises(InvalidRequest, match="holds a run with release"):
+        claim(tmp_path / "run", make_plan(options))

@@ -169,6 +169,26 @@ def test_other_setting(prompts: Path, release: Path, capsys: pytest.CaptureFixtu
     assert "sampling.temperature" in line and "--work" in line
 
 
+def test_answers_of_an_earlier_format_are_refused(
+    prompts: Path, release: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The earlier format had a line for each segment and one for the comparison of a whole answer."""
+    work = tmp_path / "work"
+    work.mkdir()
+    recipe = json.loads((release / "work" / "recipe.json").read_text())
+    recipe.pop("answers_format", None)
+    (work / "recipe.json").write_text(json.dumps(recipe))
+    with (work / "answers.jsonl").open("w") as file:
+        for line in (release / "work" / "answers.jsonl").read_text().splitlines():
+            row = {name: json.loads(line)[name] for name in ("prompt", "contexts")}
+            file.write(json.dumps(row) + "\n")
+    before = (work / "answers.jsonl").read_bytes()
+    assert run(arguments(prompts, tmp_path)) == 2
+    [line] = support.complaints(capsys)
+    assert "answers_format: None there, 2 now" in line and "give another --work" in line
+    assert (work / "answers.jsonl").read_bytes() == before
+
+
 def test_slow_draft_is_not_the_default(
     prompts: Path,
     release: Path,

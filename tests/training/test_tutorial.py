@@ -39,7 +39,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         tokenizer.chat_template = TEMPLATE
         for one in (AutoModelForCausalLM.from_pretrained(DEMO / "pair" / role), tokenizer):
             one.save_pretrained(tmp_path / "Qwen" / name)
-    shutil.copytree(DEMO / "nli", tmp_path / "cross-encoder" / "nli-deberta-v3-base")
+    shutil.copytree(ROOT / "tests/helpers/nli", tmp_path / "cross-encoder" / "nli-deberta-v3-base")
     data = tmp_path / "openai" / "gsm8k"
     data.mkdir(parents=True)
     files = [{"split": split, "path": f"{split}.jsonl"} for split in ("train", "test")]

@@ -7,9 +7,10 @@ import json
 import os
 import re
 import shlex
+import subprocess
 import tempfile
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -117,7 +118,7 @@ class ServerFailed(RunnerError):
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A vLLM server."""
+    """An OpenAI-compatible server in a child process, and the client that asks it."""
 
     child: Child
     http: httpx.AsyncClient
@@ -267,32 +268,31 @@ async def served(site: VllmServers, configuration: Configuration) -> AsyncIterat
         timeout=httpx.Timeout(3600, connect=10),
         trust_env=False,
     )
-    async with _kill_at_exit(child), client as http:
-        server = Server(child, http)
-        await server.until_healthy()
-        yield server
+    with kill_group_at_exit(child.pid):
+        try:
+            async with client as http:
+                server = Server(child, http)
+                await server.until_healthy()
+                yield server
+        finally:
+            await child.stop(STOP_GRACE_S)
 
 
-@asynccontextmanager
-async def _kill_at_exit(child: Child) -> AsyncIterator[None]:
-    """Kill `child` and its process group at the end of the block or of this process.
+@contextmanager
+def kill_group_at_exit(group: int) -> Iterator[None]:
+    """Kill a process group at the end of the block or of this process.
 
     A shell waits for the end of its input, which comes however this process ends, and kills the group.
     """
     kill_group = 'read -r _; kill -s KILL -- "-$1"'
-    watcher = await asyncio.create_subprocess_exec(
-        *("/bin/sh", "-c", kill_group, "reaper", str(child.pid)),
-        stdin=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
+    # At the end of its block, Popen closes the input and waits for the shell.
+    with subprocess.Popen(
+        ["/bin/sh", "-c", kill_group, "reaper", str(group)],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
         start_new_session=True,
-    )
-    try:
+    ):
         yield
-    finally:
-        try:
-            await child.stop(STOP_GRACE_S)
-        finally:
-            await watcher.communicate(b"")  # the end of its input
 
 
 async def sees_gpu(python: Path) -> bool:

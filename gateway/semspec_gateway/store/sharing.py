@@ -1,6 +1,7 @@
 """Calls that several tasks wait for together."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Any, TypeVar
 
@@ -10,9 +11,12 @@ T = TypeVar("T")
 class Shared:
     """Makes equal calls once for all tasks that wait. A task that is cancelled does not end the call of the others."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, cancels_abandoned: bool = False) -> None:
+        """`cancels_abandoned`: cancel a call that no task waits for any more, instead of letting it finish."""
+        self._cancels_abandoned = cancels_abandoned
         self._joinable: dict[Hashable, asyncio.Task[Any]] = {}
         self._running: set[asyncio.Task[Any]] = set()
+        self._num_waiting: Counter[asyncio.Task[Any]] = Counter()
 
     async def close(self) -> None:
         """Wait for calls whose callers were cancelled."""
@@ -28,19 +32,39 @@ class Shared:
 
         async def run() -> T:
             if not joins_running:
-                del self._joinable[key]
+                self._forget(key, task)
             try:
                 return await call()
             finally:
-                if joins_running:
-                    del self._joinable[key]
+                self._forget(key, task)
 
-        task = self._joinable.get(key)
-        if task is None:
-            task = self._joinable[key] = asyncio.create_task(run())
+        joinable = self._joinable.get(key)
+        task: asyncio.Task[T] = joinable or asyncio.create_task(run())
+        if joinable is None:
+            self._joinable[key] = task
             self._running.add(task)
             task.add_done_callback(self._running.discard)
             # All callers may be cancelled.
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        result: T = await asyncio.shield(task)
-        return result
+        self._num_waiting[task] += 1
+        try:
+            return await asyncio.shield(task)
+        finally:
+            self._leave(key, task)
+
+    def _leave(self, key: Hashable, task: asyncio.Task[Any]) -> None:
+        """Count a caller out, and cancel the call if it was the last one."""
+        self._num_waiting[task] -= 1
+        if self._num_waiting[task]:
+            return
+        del self._num_waiting[task]
+        if self._cancels_abandoned:
+            self._forget(
+                key, task
+            )  # a call that is cancelled before it begins does not do so itself
+            task.cancel()
+
+    def _forget(self, key: Hashable, task: asyncio.Task[Any]) -> None:
+        """Let later callers begin a new call."""
+        if self._joinable.get(key) is task:
+            del self._joinable[key]
