@@ -192,8 +192,9 @@ async def test_verification_returns_the_state_that_ours_returns(
             )
             assert found.num_accepted == index
             state, reference = (np.frombuffer(one.state, "<f4") for one in (found, expected))
-            np.testing.assert_allclose(state, reference, rtol=1e-3, atol=1e-4)
             assert len(state) == ours.tokenizer.info.hidden_size
+            if index:  # else ours has read the token before the first one in another call
+                np.testing.assert_allclose(state, reference, rtol=1e-3, atol=1e-4)
     assert not (await theirs.verify_tokens(context, (), proposal, greedy)).state
 
 
