@@ -61,12 +61,12 @@ class Row:
 def compare(setup: Setup, workload: Workload, seed: int, num_answers: int | None) -> Row:
     """Simulate the three ways to serve the same answers on the engines of `setup`.
 
-    `seed` determines the answers, and where the first ones begin. `num_answers` None: by the number of sessions.
+    `seed` determines the answers, but not where the first ones begin. `num_answers` None: by the number of sessions.
     """
     num_sessions = setup.num_sessions
     if num_answers is None:
         num_answers = max(LEAST_ANSWERS, ANSWERS_PER_SESSION * num_sessions)
-    answers, random = workload.answers(num_answers, seed), Random(seed)
+    answers, random = workload.answers(num_answers, seed), Random(0)
     for number, answer in enumerate(answers[:num_sessions]):
         first = random.randrange(len(answer.segments))
         answers[number] = replace(answer, segments=answer.segments[first:])
