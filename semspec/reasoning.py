@@ -87,6 +87,13 @@ def answer_start(prompt: str, text: str) -> int | None:
     return None if end < 0 else end + len(form.closing)
 
 
+def is_reasoning(prompt: str, text: str) -> bool:
+    """Return whether `text`, the output after `prompt`, ends within a reasoning; False if none is opened yet."""
+    begun = text.lstrip()
+    is_opened = opened_form(prompt) or any(begun.startswith(form.opening) for form in FORMS)
+    return bool(is_opened) and answer_start(prompt, text) is None
+
+
 def expected_form(prompt: str) -> ReasoningForm:
     """Return the form in which a model is expected to open its reasoning after a prompt that has not."""
     if prompt.endswith("<|start|>assistant"):

@@ -11,10 +11,10 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from semspec.decoding.backends import Backends
-from semspec.decoding.generation import Progress, Rounds, Step
+from semspec.decoding.generation import Generation, Progress, Rounds, Step, Strategy
 from semspec.protocols import Target
-from semspec.reasoning import answer_start
-from semspec.types import Segment, SegmentEnd, SegmentRecord, Writer
+from semspec.reasoning import answer_start, is_reasoning
+from semspec.types import Context, Segment, SegmentEnd, SegmentRecord, Writer
 
 
 async def rounds(
@@ -45,13 +45,27 @@ async def rounds(
                 return
 
 
+def next_strategy(generation: Generation, context: Context) -> Strategy:
+    """Return the strategy that writes the next segment after `context`, unless that segment opens a reasoning."""
+    if generation.answer_strategy is None or is_reasoning(*_texts(context)):
+        return generation.strategy
+    return generation.answer_strategy
+
+
 def _answer_start(progress: Progress, *following: Segment) -> int | None:
     """Return where the answer begins in the text of all segments and `following`; None: it has not begun."""
-    pieces = progress.context.pieces
-    prompt = "".join(piece.text for piece in pieces if not isinstance(piece, Segment))
-    return answer_start(
-        prompt, "".join(segment.text for segment in (*progress.segments, *following))
-    )
+    return answer_start(*_texts(progress.context.extended(*following)))
+
+
+def _texts(context: Context) -> tuple[str, str]:
+    """Return the text of the prompt, and that of all segments after it."""
+    prompt, output = "", ""
+    for piece in context.pieces:
+        if isinstance(piece, Segment):
+            output += piece.text
+        else:
+            prompt += piece.text
+    return prompt, output
 
 
 async def _cut_at_answer(

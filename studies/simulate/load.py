@@ -58,11 +58,15 @@ class Row:
         )
 
 
-def compare(setup: Setup, workload: Workload) -> Row:
-    """Simulate the three ways to serve the same answers on the engines of `setup`."""
+def compare(setup: Setup, workload: Workload, seed: int, num_answers: int | None) -> Row:
+    """Simulate the three ways to serve the same answers on the engines of `setup`.
+
+    `seed` determines the answers, but not where the first ones begin. `num_answers` None: by the number of sessions.
+    """
     num_sessions = setup.num_sessions
-    answers = workload.answers(max(LEAST_ANSWERS, ANSWERS_PER_SESSION * num_sessions))
-    random = Random(0)
+    if num_answers is None:
+        num_answers = max(LEAST_ANSWERS, ANSWERS_PER_SESSION * num_sessions)
+    answers, random = workload.answers(num_answers, seed), Random(0)
     for number, answer in enumerate(answers[:num_sessions]):
         first = random.randrange(len(answer.segments))
         answers[number] = replace(answer, segments=answer.segments[first:])
@@ -74,36 +78,54 @@ def compare(setup: Setup, workload: Workload) -> Row:
     )
 
 
-def rows(workload: Workload, layouts: Sequence[str], sessions: Sequence[int]) -> Iterator[Row]:
+def rows(
+    workload: Workload,
+    layouts: Sequence[str],
+    sessions: Sequence[int],
+    seed: int,
+    num_answers: int | None,
+) -> Iterator[Row]:
     """Each layout at each load at which its steps are known."""
     for layout in layouts:
         setup = setup_of(layout, CONTEXTS[0], MIDDLE[2])
         for num_sessions in sessions:
             if layout != MEASURED or num_sessions <= MEASURED_SESSIONS:
-                row = compare(replace(setup, num_sessions=num_sessions), workload)
+                setup = replace(setup, num_sessions=num_sessions)
+                row = compare(setup, workload, seed, num_answers)
                 print(" | ".join(row.cells()), file=sys.stderr, flush=True)
                 yield row
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Write the table as `loads.md`, and the numbers with the assumptions as `loads.json`."""
+    """Write the table as `loads.md`, and the numbers with the assumptions as `loads.json`.
+
+    Other runs than those of the committed table need `--output`, so that they do not replace it.
+    """
     parser = argparse.ArgumentParser(prog="python -m studies.simulate.load", description=__doc__)
-    parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the results")
+    parser.add_argument("--output", type=Path, help="folder of the results")
     parser.add_argument("--layout", nargs="+", choices=LAYOUTS, default=LAYOUTS)
     parser.add_argument("--sessions", nargs="+", type=int, default=SESSIONS)
+    parser.add_argument("--seed", type=int, default=0, help="seed of the answers")
+    parser.add_argument("--answers", type=int, help="number of answers; default: by the sessions")
     options = parser.parse_args(arguments)
+    chosen = (tuple(options.layout), tuple(options.sessions), options.seed, options.answers)
+    if options.output is None and chosen != (LAYOUTS, SESSIONS, 0, None):
+        parser.error("--layout, --sessions, --seed and --answers need --output")
+    output: Path = options.output or RESULTS
     acceptance, segment_tokens, _ = MIDDLE
     workload = replace(Workload(), acceptance=acceptance, segment_tokens=segment_tokens)
-    found = list(rows(workload, options.layout, options.sessions))
+    found = list(rows(workload, *chosen))
     table = Table(HEADER, [row.cells() for row in found])
     facts = {
         "label": "simulated",
         "workload": asdict(workload),
+        "seed": options.seed,
+        "answers": options.answers,
         "least_share": min(row.share for row in found),
         "rows": [dict(zip(table.header, row, strict=True)) for row in table.rows],
     }
-    write_text(options.output / "loads.md", table.as_markdown())
-    write_json(options.output / "loads.json", facts)
+    write_text(output / "loads.md", table.as_markdown())
+    write_json(output / "loads.json", facts)
 
 
 if __name__ == "__main__":

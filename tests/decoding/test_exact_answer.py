@@ -1,10 +1,11 @@
 """Exact answers behind reasoning by segments: nothing of the answer is the draft's."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from semspec.decoding import Generation
+from semspec.decoding import STRATEGIES, Generation, Options, next_strategy
 from semspec.errors import Unavailable
 from semspec.reasoning import FORMS, HARMONY, THINK, answer_start
 from semspec.types import (
@@ -14,6 +15,7 @@ from semspec.types import (
     GenerationParams,
     Piece,
     Segment,
+    SegmentEnd,
     TokenLogprob,
     Writer,
 )
@@ -211,3 +213,27 @@ async def test_target_goes_on_alone_when_the_draft_is_lost(num_before: int) -> N
 )
 def test_answer_begins_behind_the_closing_mark(prompt: str, text: str, start: int | None) -> None:
     assert answer_start(prompt, text) == start
+
+
+@pytest.mark.parametrize(
+    ("prompt", "texts", "expected"),
+    [
+        ("Why? <think>", [], "semantic"),
+        ("Why? <think>", ["Let me see. "], "semantic"),
+        ("Why? <think>", ["Let me see. ", "So.</think> It is 4. "], "token-level"),
+        ("Why?", [], "token-level"),
+        ("Why?", ["<think>"], "semantic"),
+        ("Why?", ["<think>No.</think>"], "token-level"),
+        ("Why?", ["It is 4. "], "token-level"),
+    ],
+)
+async def test_next_segment_is_of_the_answer_unless_reasoning_is_open(
+    prompt: str, texts: list[str], expected: str
+) -> None:
+    own = replace(
+        await generation(strategy="semantic"), answer_strategy=STRATEGIES["token-level"](Options())
+    )
+    segments = (Segment(text, (), TOKENIZER, Writer.TARGET, SegmentEnd.BOUNDARY) for text in texts)
+    context = Context((Piece(prompt, (), TOKENIZER), *segments))
+    assert next_strategy(own, context).name == expected
+    assert next_strategy(replace(own, answer_strategy=None), context).name == "semantic"

@@ -154,3 +154,83 @@ def test_first_segment_is_written_as_before_an_interruption(drafts: bool) -> Non
         assert pace.should_draft() is drafts
         pace.keep(RECORD)
         assert pace.should_draft()
+
+
+def write(pace: Pace, now: list[float], num_segments: int, segment_s: float) -> None:
+    """Write segments that each take this long."""
+    for _ in range(num_segments):
+        now[0] += segment_s
+        pace.keep(RECORD)
+
+
+def write_to_probe(pace: Pace, now: list[float], target_s: float = 1.0) -> None:
+    """Measure both modes, drafts at 1 s a segment; then write until the target is probed again."""
+    write(pace, now, 64, 1.0)
+    write(pace, now, 64, target_s)
+    while pace.should_draft():
+        write(pace, now, 1, 1.0)
+
+
+def num_probed(pace: Pace, now: list[float], segment_s: float) -> int:
+    """Number of the target's segments until drafting goes on."""
+    num_segments = 0
+    while not pace.should_draft():
+        write(pace, now, 1, segment_s)
+        num_segments += 1
+    return num_segments
+
+
+def test_idle_time_does_not_end_a_probe_that_is_not_slow() -> None:
+    now = [0.0]
+    control = LoadControl(Metrics().load, lambda: now[0])
+    with control.running() as pace:
+        write_to_probe(pace, now)
+    now[0] += 3600
+    with control.running() as pace:
+        assert num_probed(pace, now, 1.0) == 64
+
+
+def test_slow_probe_ends_early_though_the_gateway_was_idle_before_it() -> None:
+    now = [0.0]
+    control = LoadControl(Metrics().load, lambda: now[0])
+    with control.running() as pace:
+        write(pace, now, 2 * 64, 1.0)
+        write(pace, now, 5 * 64 - 10, 1.0)
+    now[0] += 3600
+    with control.running() as pace:
+        write(pace, now, 10, 1.0)
+        assert num_probed(pace, now, 10.0) == 16
+
+
+def test_nothing_is_measured_while_many_generations_are_the_same_in_both_modes() -> None:
+    now, metrics = [0.0], Metrics()
+    control = LoadControl(metrics.load, lambda: now[0])
+    with control.running() as pace:
+        with control.running_fixed():
+            write(pace, now, 200, 1.0)
+            assert pace.should_draft()
+        assert b"load_tokens_per_second{" not in metrics.exposition()
+        write(pace, now, 70, 1.0)
+    assert b"load_tokens_per_second{" in metrics.exposition()
+
+
+def test_a_few_generations_that_are_the_same_in_both_modes_do_not_stop_measurements() -> None:
+    now, metrics = [0.0], Metrics()
+    control = LoadControl(metrics.load, lambda: now[0])
+    with ExitStack() as running:
+        paces = [running.enter_context(control.running()) for _ in range(8)]
+        running.enter_context(control.running_fixed())
+        for _ in range(20):
+            for pace in paces:
+                write(pace, now, 1, 1.0)
+    assert b"load_tokens_per_second{" in metrics.exposition()
+
+
+def test_probe_ends_when_generations_come_that_are_the_same_in_both_modes() -> None:
+    now = [0.0]
+    control = LoadControl(Metrics().load, lambda: now[0])
+    with control.running() as pace:
+        write_to_probe(pace, now, target_s=1.5)
+        with control.running_fixed():
+            write(pace, now, 1, 1.5)
+            assert pace.should_draft()

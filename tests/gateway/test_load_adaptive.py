@@ -1,10 +1,15 @@
 """Load-adaptive drafting as a client and an operator see it."""
 
+import json
+from collections.abc import Sequence
+from contextlib import aclosing
 from typing import Any
 
 import pytest
 
+from semspec.types import Context, GenerationParams, Proposal, VerifiedTokens, Writer
 from tests.helpers.gateway import GatewayFactory
+from tests.helpers.gateway_fakes import Fakes, FakeVerifier, Thinker
 
 pytestmark = pytest.mark.slow
 
@@ -38,6 +43,56 @@ async def test_requests_with_a_seed_and_of_the_target_alone_are_not_changed(
         answer = (await gateway.chat(**fields)).json()
         assert "num_undrafted" not in answer["semspec"]
     assert await gateway.metric("semspec_gateway_undrafted_segments_total") == 0
+    assert "load_tokens_per_second{" not in (await gateway.http.get("/metrics")).text
+
+
+class HaltingThinker(Thinker):
+    """Waits in each segment that it verifies, once some of its tokens are kept, until `resume` is set."""
+
+    async def verify_tokens(
+        self,
+        context: Context,
+        open_ids: Sequence[int],
+        proposal: Proposal,
+        params: GenerationParams,
+    ) -> VerifiedTokens:
+        if open_ids:
+            await self.resume.wait()
+        return await super().verify_tokens(context, open_ids, proposal, params)
+
+
+@pytest.mark.parametrize(("prompt", "number"), [("How many? <think>", 4), ("How many?", 0)])
+async def test_partly_sent_segment_of_an_exact_answer_is_drafted_again(
+    start_gateway: GatewayFactory, prompt: str, number: int
+) -> None:
+    """It is the first segment of the answer, after reasoning or without."""
+    fakes = Fakes(Thinker(Writer.DRAFT), HaltingThinker(Writer.TARGET), FakeVerifier())
+    gateway = await start_gateway(fakes, load_adaptive=True)
+    body = {
+        "model": "semspec-demo",
+        "messages": [{"role": "user", "content": prompt}],
+        "stream": True,
+        "semspec": {"exact_answer": True, "strategy": "semantic"},
+    }
+    id, place = "", ""
+    async with (
+        gateway.http.stream("POST", "/v1/chat/completions", json=body) as response,
+        aclosing(response.aiter_lines()) as lines,  # type: ignore[type-var]
+    ):
+        async for line in lines:
+            if line.startswith("data: {"):
+                id = json.loads(line.removeprefix("data: "))["id"]
+            if line.startswith("id: "):
+                place = line.removeprefix("id: ")
+            if id and place.startswith(f"{number}."):
+                break
+    await gateway.status_becomes(id, "interrupted")
+    fakes.target.resume.set()
+    rest = await gateway.events(id, after=place)
+    assert rest.text.endswith("data: [DONE]\n\n")
+    records = (await gateway.stored(id, "/trace"))["segments"]
+    assert len(records) > number + 1
+    assert not any(record.get("undrafted") for record in records)
 
 
 async def test_without_the_setting_nothing_is_measured_or_undrafted(

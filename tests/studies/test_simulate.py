@@ -3,11 +3,13 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from semspec.types import Writer
 from semspec_bench.gpu.shapes import PAPER
+from studies.simulate import load
 from studies.simulate.engines import Host
 from studies.simulate.layouts import MEASUREMENTS, measured_times, setup_of
 from studies.simulate.roofline import H100, drafting, fitted_times, step_ms
@@ -186,3 +188,26 @@ def test_fitted_steps_are_the_measured_ones_of_single_sequences(role: str) -> No
     assert {1, 20, 40, 128} <= measured.keys()
     for num_tokens, expected_ms in measured.items():
         assert times.step_ms(1, num_tokens) == pytest.approx(expected_ms, rel=0.07)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--layout", "colocated"], ["--sessions", "1"], ["--seed", "1"], ["--answers", "2"]],
+)
+def test_part_of_the_loads_needs_an_output(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        load.main(arguments)
+    assert "need --output" in capsys.readouterr().err
+
+
+def test_seed_and_number_of_answers_change_the_loads(tmp_path: Path) -> None:
+    found = []
+    for seed, num_answers in ((0, 2), (1, 2), (0, 3)):
+        options = ["--layout", "separate", "--sessions", "1", "--output", str(tmp_path)]
+        load.main([*options, "--seed", str(seed), "--answers", str(num_answers)])
+        facts = json.loads((tmp_path / "loads.json").read_text())
+        assert (facts["seed"], facts["answers"]) == (seed, num_answers)
+        found.append(facts["rows"])
+    assert found[0] != found[1] and found[0] != found[2]

@@ -10,6 +10,7 @@ from semspec.decoding import Prompts
 from semspec.errors import Conflict
 from semspec.reasoning import ReasoningParser
 from semspec.types import (
+    Context,
     Drafted,
     FinishReason,
     Message,
@@ -127,7 +128,7 @@ class Choice:
         self.seen_by_client = Place(0)
         """Position up to which a client that attaches has the text."""
         self.pace: Pace | None = None
-        """Its segments, for the load control; None: there is none."""
+        """Its segments, for the load control; None: there is none, or the load decides nothing."""
         self.finish_reason: FinishReason | None = None
         self.fallback: str | None = None
         """Why the target generated alone, if it did."""
@@ -216,6 +217,18 @@ class Choice:
     def has_begun(self) -> bool:
         """Whether anything is written."""
         return bool(self.records or self.open_text)
+
+    @property
+    def context(self) -> Context:
+        """The context of the next segment, as the target reads it."""
+        return self.generation.context.extended(*(record.segment for record in self.records))
+
+    @property
+    def follows_load(self) -> bool:
+        """Whether the load may decide that a segment is not drafted."""
+        strategies = (self.generation.strategy, self.generation.answer_strategy)
+        can_skip_drafts = any(strategy and strategy.can_skip_drafts for strategy in strategies)
+        return can_skip_drafts and not self.request.has_seed
 
     @property
     def was_text_seen(self) -> bool:

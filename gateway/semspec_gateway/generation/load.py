@@ -9,6 +9,9 @@ this level of load.
 
 Most windows are in the mode that is preferred at this level. The others are probes: the slower the other mode was, the
 more windows pass until it is probed again. Everything is in memory; a restart measures anew.
+
+Some generations are written in the same way in both modes, such as those of the target alone, so their segments say
+nothing of the modes. While more than a few of them are running, nothing is measured, and the preferred mode stays.
 """
 
 import logging
@@ -28,7 +31,8 @@ NUM_SEGMENTS, NUM_SEGMENTS_PER_GENERATION = 64, 8
 times as long as an acceptance; so 64 give the rate within 13%, and 8 for each of 64 generations within 4%. The first
 segments after a change of modes still find the engines as the other mode left them, so most have to come later."""
 NUM_SEGMENTS_OF_SLOW_PROBE = 16
-"""Segments after which a probe ends if it has taken longer than a window of the preferred mode: its result is clear."""
+"""Segments after which a probe ends if they took longer than all of a window of the preferred mode: its result is
+clear."""
 MEMORY = 0.9
 """Share of its weight in a mode's rate that a window keeps when the next one is added: after many windows, errors are
 about .23 of one window's."""
@@ -39,7 +43,8 @@ PROBE_COST = 0.02
 LEAST_WINDOWS = 5
 """Least windows of the preferred mode between two probes."""
 MIXED = 1 / 8
-"""Largest share of generations that may still write a segment of the other mode when a window counts its segments."""
+"""Largest share of generations that are written in the same way in both modes, or still write a segment of the other
+mode, when a window counts its segments."""
 STEADINESS = 0.75
 """Levels are powers of two; the load is on the next one when it is further from its level than this, in doublings. Half
 a doubling is the middle between two levels, so that a load near it does not alternate between them."""
@@ -50,7 +55,6 @@ class _Window:
     """Segments that are begun in one mode and at one level."""
 
     drafts: bool
-    since: float
     is_full: bool = False
     """Whether it counts no further segments."""
     num_begun: int = 0
@@ -101,7 +105,7 @@ class _Level:
     num_windows: int = 0
     """Windows of the preferred mode since the last probe."""
     window_s: float = 0.0
-    """How long the last of them took."""
+    """Time of all segments of the last of them, added up: unlike the time that passes, it does not grow while idle."""
 
     @property
     def is_known(self) -> bool:
@@ -112,12 +116,12 @@ class _Level:
         """Tokens/s of drafting, and of the target alone."""
         return self.drafting.tokens_per_s, self.target.tokens_per_s
 
-    def add(self, window: _Window, now: float) -> bool:
+    def add(self, window: _Window) -> bool:
         """Note the rate of a window. Returns whether the preferred mode has changed."""
         (self.drafting if window.drafts else self.target).add(window)
         if window.drafts is self.prefers_drafts:
             self.num_windows += 1
-            self.window_s = now - window.since
+            self.window_s = window.seconds
         drafting, target = self.rates
         preferred, other = (drafting, target) if self.prefers_drafts else (target, drafting)
         if not self.is_known or other <= (1 + MARGIN) * preferred:
@@ -125,17 +129,17 @@ class _Level:
         self.prefers_drafts = not self.prefers_drafts
         return True
 
-    def next_window(self, now: float) -> _Window:
+    def next_window(self) -> _Window:
         """Begin a window of the preferred mode, or a probe if one is due."""
         if not self._is_probe_due():
-            return _Window(self.prefers_drafts, now)
+            return _Window(self.prefers_drafts)
         self.num_windows = 0
-        return _Window(not self.prefers_drafts, now)
+        return _Window(not self.prefers_drafts)
 
-    def num_needed(self, window: _Window, num_running: int, now: float) -> int:
+    def num_needed(self, window: _Window, num_running: int) -> int:
         """Return how many segments `window` has to count."""
         is_probe = window.drafts is not self.prefers_drafts
-        if is_probe and now - window.since > self.window_s:
+        if is_probe and window.seconds > self.window_s:
             return NUM_SEGMENTS_OF_SLOW_PROBE
         return max(NUM_SEGMENTS, NUM_SEGMENTS_PER_GENERATION * num_running)
 
@@ -186,12 +190,14 @@ class LoadControl:
     def __init__(self, metrics: LoadMetrics, clock: Callable[[], float] = monotonic) -> None:
         self._metrics, self._clock = metrics, clock
         self._num_running = 0
+        self._num_fixed = 0
+        """Running generations that are written in the same way in both modes."""
         self._num_open = {True: 0, False: 0}
         """Segments that are being written, by whether they were begun in the mode that drafts."""
         self._number = 0
         """The present level: the logarithm of the number of running generations, base 2, rounded."""
         self._levels = {0: _Level(prefers_drafts=True)}
-        self._window = _Window(True, clock())
+        self._window = _Window(True)
         metrics.drafts.set_function(lambda: self.drafts)
 
     @contextmanager
@@ -205,6 +211,17 @@ class LoadControl:
             self._num_running -= 1
             pace.close()
 
+    @contextmanager
+    def running_fixed(self) -> Iterator[None]:
+        """Count a generation as running that is written in the same way in both modes."""
+        self._num_running += 1
+        self._num_fixed += 1
+        try:
+            yield
+        finally:
+            self._num_running -= 1
+            self._num_fixed -= 1
+
     @property
     def drafts(self) -> bool:
         """Whether the next segment that any generation begins is drafted."""
@@ -217,13 +234,16 @@ class LoadControl:
     def begin(self) -> _Segment:
         """Begin a segment."""
         self._follow_load()
+        most = MIXED * self._num_running
+        if self._num_fixed > most and self._window.drafts is not self._level.prefers_drafts:
+            self._window = _Window(self._level.prefers_drafts)  # the probe would not end
         now, window = self._clock(), self._window
-        is_mixed = self._num_open[not window.drafts] > MIXED * self._num_running
+        is_mixed = self._num_open[not window.drafts] + self._num_fixed > most
         self._num_open[window.drafts] += 1
         if window.is_full or is_mixed:
             return _Segment(window.drafts, now, None)
         window.num_begun += 1
-        num_needed = self._level.num_needed(window, self._num_running, now)
+        num_needed = self._level.num_needed(window, self._num_running)
         window.is_full = window.num_begun >= num_needed
         return _Segment(window.drafts, now, window)
 
@@ -259,15 +279,15 @@ class LoadControl:
             nearest = min(known, key=lambda number: abs(number - self._number), default=None)
             prefers_drafts = nearest is None or self._levels[nearest].prefers_drafts
             self._levels[self._number] = _Level(prefers_drafts)
-        self._window = _Window(self._level.prefers_drafts, self._clock())
+        self._window = _Window(self._level.prefers_drafts)
 
     def _conclude(self, window: _Window) -> None:
         """Learn from a window once all of its segments have ended."""
         if window is not self._window or not window.is_complete:
             return
-        level, now = self._level, self._clock()
-        has_changed = level.add(window, now)
-        self._window = level.next_window(now)
+        level = self._level
+        has_changed = level.add(window)
+        self._window = level.next_window()
         drafting, target = level.rates
         self._metrics.measured(1 << self._number, drafting, target)
         if has_changed:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 
-from semspec.decoding import decode
+from semspec.decoding import decode, next_strategy
 from semspec.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -84,13 +84,19 @@ class ChoiceRunner:
         """Let the load control measure the segments of `choice`, and decide which of them are drafted.
 
         A segment of which the client has some text is written as before: by the target, which gives the same text after
-        a rejected draft and without a draft, or by the strategy if that verifies tokens.
+        a rejected draft and without a draft, or by its strategy if that verifies tokens.
         """
         if self.load is None:
             yield
             return
-        verifies_tokens = choice.generation.strategy.verifies_tokens
-        with self.load.running(verifies_tokens if choice.was_text_seen else None) as choice.pace:
+        if not choice.follows_load:
+            with self.load.running_fixed():
+                yield
+            return
+        drafts_first = None
+        if choice.was_text_seen:
+            drafts_first = next_strategy(choice.generation, choice.context).verifies_tokens
+        with self.load.running(drafts_first) as choice.pace:
             yield
 
     async def _decode(self, choice: Choice, journal: Journal) -> FinishReason:
@@ -141,17 +147,15 @@ class ChoiceRunner:
         """Run the loop once; None: the reasoning has used its budget, and has to end before the next segment."""
         if choice.has_thought_enough and not await self._end_reasoning(choice, journal):
             return FinishReason.LENGTH
-        kept = (record.segment for record in choice.records)
         generation = replace(
             choice.generation,
-            context=choice.generation.context.extended(*kept),
+            context=choice.context,
             show_text=choice.shows_text,
             open_piece=choice.records[-1].open_piece if choice.records else None,
         )
         if choice.fallback is not None:  # the fallback to the target alone outlasts a restart
             generation = replace(generation, fallback=choice.fallback)
-        pace = None if choice.request.has_seed else choice.pace
-        should_draft = None if pace is None else pace.should_draft
+        should_draft = None if choice.pace is None else choice.pace.should_draft
         async with aclosing(decode(generation, choice.served.pinned, should_draft)) as events:
             # After a stop sequence, the open segment is still completed.
             while choice.stop_checker.stop is None or choice.open_text:
