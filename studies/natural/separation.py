@@ -196,7 +196,7 @@ def table(
     codes = np.searchsorted(resampling.questions, question)
     weights = np.concatenate([np.ones((1, len(question))), resampling.counts[:, codes]])
     aurocs = {
-        key: np.array([auroc(dense_ranks(score[truth.rows]), right, own) for own in weights])
+        key: np.array([auroc(dense_ranks(score[truth.rows]), right, draw) for draw in weights])
         for key, score in scores.items()
     }
     baseline = max((aurocs[name, None] for name in BASELINES), key=lambda values: values[0])
@@ -207,7 +207,7 @@ def table(
     yield "|---" * len(COLUMNS) + "|"
     for (name, seed), score in scores.items():
         predicted = cross_fitted(score[truth.rows], right, codes)
-        losses = np.array([log_loss(right.astype(np.float64), predicted, own) for own in weights])
+        losses = np.array([log_loss(right.astype(np.float64), predicted, draw) for draw in weights])
         cells = [name, "" if seed is None else str(seed), _interval(aurocs[name, seed])]
         cells.append("" if name in BASELINES else _interval(aurocs[name, seed] - baseline, "+"))
         yield f"| {' | '.join([*cells, _interval(losses)])} |"

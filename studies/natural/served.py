@@ -49,8 +49,8 @@ STRATEGIES = (
     "random:rule=sample",
     "semantic:probes=last-hidden",
 )
-"""Those that PREREGISTERED.md names; the first is the baseline. What a pair lacks, such as probes, is left out with the
-reason."""
+"""The strategies that PREREGISTERED.md compares; the first is the baseline. One that a pair cannot run, for example for
+lack of probes, is left out with the reason."""
 COLUMNS = (
     "strategy",
     "pass@1",

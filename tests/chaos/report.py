@@ -49,17 +49,17 @@ class Row:
 
     @property
     def counts(self) -> list[int]:
-        """Of COUNTS."""
-        every = [one for trial in self.trials for one in trial.outcomes]
-        failed = sum(trial.breaks(one) for trial in self.trials for one in trial.outcomes)
-        lost = sum(one.answer is None for one in every)
-        differing = sum(one.differs for one in every)
-        fell_back = sum(one.fell_back for one in every)
-        degraded = sum(one.is_degraded for one in every)
-        wrong = sum(one.is_wrongly_stored for one in every)
+        """The numbers of `COUNTS`, in its order."""
+        outcomes = [outcome for trial in self.trials for outcome in trial.outcomes]
+        failed = sum(trial.breaks(outcome) for trial in self.trials for outcome in trial.outcomes)
+        lost = sum(outcome.answer is None for outcome in outcomes)
+        differing = sum(outcome.differs for outcome in outcomes)
+        fell_back = sum(outcome.fell_back for outcome in outcomes)
+        degraded = sum(outcome.is_degraded for outcome in outcomes)
+        wrong = sum(outcome.is_wrongly_stored for outcome in outcomes)
         return [
             len(self.trials),
-            len(every) - failed,
+            len(outcomes) - failed,
             failed,
             lost,
             differing,

@@ -41,7 +41,7 @@ async def test_stop_ends_answers_alike_whole_and_streamed(gateway: Gateway, stop
     assert text_of(chunks) == choice["message"]["content"]
     assert chunks[-1].choices[0].finish_reason == "stop"
     own = whole["semspec"]
-    assert own["num_segments"] < NUM_SEGMENTS, "what nobody will see is not written"
+    assert own["num_segments"] < NUM_SEGMENTS, "segments after the stop sequence are not written"
     assert own["parameters"]["stop"] == ([stop] if isinstance(stop, str) else stop)
 
 
