@@ -6,9 +6,24 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+from semspec_bench.record import RECORDS, read_records
+
 Part = Literal["learn", "tune", "report"]
 PARTS: dict[int, Part] = {1: "learn", 2: "tune"}
 """By a question's number, from 1, modulo 5; the others are to report on."""
+
+
+def read_answered(part: Part, run: str) -> Iterator[dict[str, Any]]:
+    """Yield the questions of a part that `studies.natural.served` has answered in the folder `run`, each with the
+    target's first answer as `trace`."""
+    answers = {
+        record.question: "".join(segment["text"] for segment in record.trace)
+        for record in read_records(Path(run) / RECORDS)
+        if record.label == "in-process/target" and record.sample == 0
+    }
+    for question in read(part):
+        if question["id"] in answers:
+            yield question | {"trace": answers[question["id"]]}
 
 
 def read(part: Part) -> Iterator[dict[str, Any]]:

@@ -100,14 +100,10 @@ async def run(options: argparse.Namespace) -> None:
     plan = make_plan(options)
     comparison = Comparison(plan, options.output, Reporter())
     facts = read_json(options.output / "run.json")
-    facts["environment"]["models"] = models
+    facts["environment"] |= {"models": models, "dtype": options.dtype}
     write_json(options.output / "run.json", facts)
-    packed = {
-        f"SEMSPEC_{role.upper()}_DTYPE": "packed"
-        for role, model in models.items()
-        if model.endswith(".gguf")
-    }
-    config = StackConfig(options.draft, options.target, options.release, environment=packed)
+    dtypes = {f"SEMSPEC_{role.upper()}_DTYPE": options.dtype for role in models}
+    config = StackConfig(options.draft, options.target, options.release, environment=dtypes)
     async with open_in_process(config, options.sessions) as runner:
         await comparison.run({"in-process": runner}, plan.configurations)
 
@@ -189,6 +185,7 @@ def main() -> None:
     command.add_argument("draft", help="folder or GGUF file of the draft")
     command.add_argument("target", help="folder or GGUF file of the target")
     command.add_argument("output", type=Path, help="folder of the run")
+    command.add_argument("--dtype", default="packed", help="numeric form of both models")
     command.add_argument("--release", type=Path, help="folder with pair.json, calibration, probes")
     command.add_argument("--part", choices=("learn", "tune", "report"), default="report")
     command.add_argument("--strategy", action="append", help="labels as in semspec bench")
