@@ -77,7 +77,9 @@ def judge(config: PipelineConfig, records: Sequence[Record]) -> Iterator[Record]
     problems = {
         row["id"]: row["problem"] for part in (*PARTS.values(), "report") for row in read(part)
     }
-    lm = CausalLM.load(config.target.model, dtype=config.target.dtype)
+    lm = CausalLM.load(
+        config.target.model, config.target.revision, config.target.device, config.target.dtype
+    )
     prompt = EntailmentPrompt(lm, 2)
     for record in records:
         question = record["context"].rpartition("/")[0]

@@ -1,12 +1,14 @@
-"""What tells right from wrong drafted segments: `python -m studies.natural.separation CONFIG WORK [ROLLOUTS]`.
+"""What tells right from wrong drafted segments: `python -m studies.natural.separation`.
 
 Scores of the drafted segments of the test questions, against two truths: one of the target's samples means the same,
 and, with the file of `studies.natural.rollouts`, the segment leads to the right answer where the target's own does.
 Nets learn from the samples of the other questions, with each of three seeds. Every score becomes a probability for the
-log-loss by logistic regression on the other questions.
+log-loss by logistic regression on the other questions. `keep` writes each segment's scores, `report` prints the tables
+from that file alone.
 """
 
 import argparse
+import gzip
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,6 +45,8 @@ from studies.natural.sequence import fit_sequence, predict_sequence, token_stati
 
 Floats = NDArray[np.floating[Any]]
 Mask = NDArray[np.bool_]
+Scores = dict[tuple[str, int | None], Floats]
+"""By name, and seed of the net if there is one."""
 
 SEEDS = (0, 1, 2)
 NUM_RESAMPLES = 1000
@@ -120,14 +124,14 @@ class Data:
         rows_found = np.array(sorted(found), dtype=np.int64)
         return Truth("rollouts", rows_found, np.array([found[row] for row in rows_found], bool))
 
-    def scores(self, reporter: Reporter) -> dict[tuple[str, int | None], Floats]:
+    def scores(self, reporter: Reporter) -> Scores:
         """Return every score by name and seed, aligned with the labels; higher is likelier right."""
         labels = self.labels
         source = FeatureSource(self.store, "target", "surprisal", "all")
         surprisal = source.read(labels, np.arange(len(labels))).numpy()
         seen = labels.by_draft & (labels.split != "test")
         weights = fit(surprisal[seen], labels.target_probability[seen] > 0)
-        found: dict[tuple[str, int | None], Floats] = {
+        found: Scores = {
             ("mean surprisal", None): select_statistics(surprisal, ["mean_log_probability"])[:, 0],
             ("likelihood", None): _logit(probabilities(surprisal, *weights)),
         }
@@ -235,27 +239,69 @@ def _interval(values: Floats, sign: str = "") -> str:
     return f"{values[0]:{sign}.3f} ({low:{sign}.3f} to {high:{sign}.3f})"
 
 
+def kept(
+    truths: Sequence[Truth], scores: Scores, question: NDArray[np.int64]
+) -> Iterator[dict[str, Any]]:
+    """Yield a record of each segment that a truth knows: question, `right` by truth, and `scores` by name and seed."""
+    rows = np.unique(np.concatenate([truth.rows for truth in truths]))
+    for row in rows.tolist():
+        right = {
+            truth.name: bool(truth.right[np.flatnonzero(truth.rows == row)[0]])
+            for truth in truths
+            if row in truth.rows
+        }
+        values = [[name, seed, float(score[row])] for (name, seed), score in scores.items()]
+        yield {"question": int(question[row]), "right": right, "scores": values}
+
+
+def read_kept(
+    records: Sequence[Mapping[str, Any]],
+) -> tuple[list[Truth], Scores, NDArray[np.int64]]:
+    """Return the truths, scores and questions of records from `kept`, as `table` takes them."""
+    names = dict.fromkeys(name for record in records for name in record["right"])
+    truths = []
+    for name in names:
+        known = [number for number, record in enumerate(records) if name in record["right"]]
+        right = [records[number]["right"][name] for number in known]
+        truths.append(Truth(name, np.array(known, np.int64), np.array(right, bool)))
+    scores: Scores = {
+        (name, seed): np.array([record["scores"][column][2] for record in records])
+        for column, (name, seed, _) in enumerate(records[0]["scores"])
+    }
+    return truths, scores, np.array([record["question"] for record in records], np.int64)
+
+
 def main() -> None:
-    """Run the command."""
+    """Run one of the commands."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("config", type=Path, help="configuration of the run")
-    parser.add_argument("work", type=Path, help="its work folder")
-    parser.add_argument("rollouts", type=Path, nargs="?", help="JSON lines of the rollouts")
+    commands = parser.add_subparsers(dest="command", required=True)
+    command = commands.add_parser("keep")
+    command.add_argument("config", type=Path, help="configuration of the run")
+    command.add_argument("work", type=Path, help="its work folder")
+    command.add_argument("file", type=Path, help="compressed JSON lines to write")
+    command.add_argument("--rollouts", type=Path, help="JSON lines of the rollouts")
+    commands.add_parser("report").add_argument("file", type=Path)
     options = parser.parse_args()
-    try:
-        data = Data(load_config(options.config), options.work)
-        truths = [data.by_samples()]
-        if options.rollouts:
-            lines = options.rollouts.read_text().splitlines()
-            truths.append(data.by_rollouts([json.loads(line) for line in lines]))
-        scores = data.scores(Reporter())
-    except SemspecError as error:
-        raise SystemExit(str(error)) from None
+    if options.command == "keep":
+        try:
+            data = Data(load_config(options.config), options.work)
+            truths = [data.by_samples()]
+            if options.rollouts:
+                lines = options.rollouts.read_text().splitlines()
+                truths.append(data.by_rollouts([json.loads(line) for line in lines]))
+            records = list(kept(truths, data.scores(Reporter()), data.labels.question))
+        except SemspecError as error:
+            raise SystemExit(str(error)) from None
+        text = "".join(json.dumps(record) + "\n" for record in records)
+        options.file.write_bytes(gzip.compress(text.encode(), mtime=0))
+        return
+    lines = gzip.decompress(options.file.read_bytes()).decode().splitlines()
+    truths, scores, question = read_kept([json.loads(line) for line in lines])
     for truth in truths:
         try:
-            print("\n".join(table(truth, scores, data.labels.question)), end="\n\n")
+            print("\n".join(table(truth, scores, question)), end="\n\n")
         except InvalidRequest as error:
             print(error, end="\n\n")
 

@@ -13,7 +13,16 @@ from semspec.errors import InvalidRequest
 from semspec.reporting.files import Row
 from semspec.reporting.progress import Reporter
 from semspec.training.config import load_config
-from studies.natural.separation import PROBES, SEEDS, Data, Truth, cross_fitted, table
+from studies.natural.separation import (
+    PROBES,
+    SEEDS,
+    Data,
+    Truth,
+    cross_fitted,
+    kept,
+    read_kept,
+    table,
+)
 from studies.natural.sequence import fit_sequence, predict_sequence
 
 NUMBER = re.compile(r"[+-]?\d\.\d{3}")
@@ -65,6 +74,15 @@ def test_interval_is_over_questions_and_few_contexts_are_enough() -> None:
     copied = {key: np.repeat(score, 10) for key, score in scores.items()}
     many = Truth("made up", np.arange(300), np.repeat(truth.right, 10))
     assert cells(table(many, copied, np.repeat(question, 10)))["states with surprisal"][0] == alone
+
+
+def test_kept_scores_give_the_same_tables() -> None:
+    truth, question, scores = made_up(40, 4, distance=1.0, noise=0)
+    some = Truth("some", truth.rows[5:100], truth.right[5:100])
+    truths, read_scores, read_question = read_kept(list(kept([truth, some], scores, question)))
+    for own, read in zip((truth, some), truths, strict=True):
+        expected = list(table(own, scores, question))
+        assert list(table(read, read_scores, read_question)) == expected
 
 
 @pytest.mark.parametrize(("num_right", "num_wrong"), [(9, 200), (200, 9), (0, 0)])
