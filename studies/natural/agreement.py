@@ -1,14 +1,15 @@
 """Whether ways of comparing segments agree with a reader: `python -m studies.natural.agreement`.
 
-`draw` writes pairs of segments after the same context, half of them with equal results. A reader then adds `same` to
-each: true, false, or null where the reader cannot say. `judge` adds the probabilities by which the target says that
-each of the two entails the other. `report` prints Cohen's kappa of each two ways.
+`draw` writes pairs of segments after the same context, half of them with equal results where there are enough. A reader
+then adds `same` to each: true, false, or null where the reader cannot say. `judge` adds the probabilities by which the
+target says that each of the two entails the other. `report` prints Cohen's kappa of each two ways.
 """
 
 import argparse
+import gzip
 import json
 from collections.abc import Iterator, Sequence
-from itertools import combinations
+from itertools import combinations, islice
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -21,11 +22,8 @@ from semspec.clustering.equivalence import Alternatives
 from semspec.clustering.language_model import EntailmentPrompt
 from semspec.engine.causal_lm import CausalLM
 from semspec.reporting.files import replacing
-from semspec.training.config import PipelineConfig, load_config
-from semspec.types import SegmentEnd
-from studies.natural.labels import NUM_RESAMPLES, collect
+from studies.natural.labels import NUM_RESAMPLES
 from studies.natural.questions import PARTS, read
-from studies.natural.rollouts import sampled
 
 Record = dict[str, Any]
 NUM_PAIRS = 100
@@ -34,52 +32,43 @@ THRESHOLD = 0.5
 WAYS = ("reader", "result", "model")
 
 
-def draw(config: PipelineConfig, work: Path) -> Iterator[Record]:
-    """Yield NUM_PAIRS pairs, each after another context if there are enough. The texts of a pair differ, the target
-    wrote at least one of them, and neither is cut."""
-    reasoning = {one.context.id: one.context.reasoning for one in sampled(config, work)}
-    found: dict[bool, list[Record]] = {False: [], True: []}
+def draw(records: Sequence[Record]) -> Iterator[Record]:
+    """Yield pairs from the records of `studies.natural.beginnings keep`, one of each context. The texts of a pair
+    differ, the target wrote the first, and neither is cut."""
     rng = Random(0)
-    records = list(collect(work))
-    rng.shuffle(records)
-    for number, record in enumerate(records):
-        whole = [own for own in record["samples"] if own["end"] != SegmentEnd.LENGTH]
+    for number, record in enumerate(rng.sample(records, len(records))):
+        whole = [own for own in record["samples"] if own["result"] is not None]
         pairs = [
-            pair
-            for pair in combinations(whole, 2)
-            if pair[0]["writer"] == "target"
-            and pair[0]["end"] == pair[1]["end"]
-            and normalized(pair[0]["text"]) != normalized(pair[1]["text"])
+            (first, second)
+            for first, second in combinations(whole, 2)
+            if first["writer"] == "target"
+            and first["end"] == second["end"]
+            and normalized(first["text"]) != normalized(second["text"])
         ]
-        for is_equal in (bool(number % 2), not number % 2):
-            if chosen := [
-                pair for pair in pairs if is_equal == (pair[0]["result"] == pair[1]["result"])
-            ]:
-                first, second = rng.choice(chosen)
-                context = f"{record['question']}/{record['depth']}"
-                found[is_equal].append(
-                    {
-                        "context": context,
-                        "reasoning": reasoning[context],
-                        "first": first["text"],
-                        "second": second["text"],
-                        "by": second["writer"],
-                        "result": is_equal,
-                    }
-                )
-                break
-    for equal, different in zip(found[True], found[False], strict=False):
-        yield from (equal, different)
+        by_result: dict[bool, list[tuple[Record, Record]]] = {True: [], False: []}
+        for pair in pairs:
+            by_result[pair[0]["result"] == pair[1]["result"]].append(pair)
+        wanted = number % 2 == 0
+        if not pairs:
+            continue
+        is_equal = wanted if by_result[wanted] else not wanted
+        first, second = rng.choice(by_result[is_equal])
+        yield {
+            "context": f"{record['question']}/{record['depth']}",
+            "reasoning": record["reasoning"],
+            "first": first["text"],
+            "second": second["text"],
+            "by": second["writer"],
+            "result": is_equal,
+        }
 
 
-def judge(config: PipelineConfig, records: Sequence[Record]) -> Iterator[Record]:
+def judge(model: str, dtype: str, records: Sequence[Record]) -> Iterator[Record]:
     """Yield the records with `entails`: the probabilities that the first entails the second, and the reverse."""
     problems = {
         row["id"]: row["problem"] for part in (*PARTS.values(), "report") for row in read(part)
     }
-    lm = CausalLM.load(
-        config.target.model, config.target.revision, config.target.device, config.target.dtype
-    )
+    lm = CausalLM.load(model, None, "cpu", dtype)
     prompt = EntailmentPrompt(lm, 2)
     for record in records:
         question = record["context"].rpartition("/")[0]
@@ -125,21 +114,23 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     for name in ("draw", "judge", "report"):
         command = commands.add_parser(name)
-        if name != "report":
-            command.add_argument("config", type=Path, help="configuration of semspec train run")
         if name == "draw":
-            command.add_argument("work", type=Path, help="its work folder")
+            command.add_argument("contexts", type=Path, help="file of beginnings keep")
+        if name == "judge":
+            command.add_argument("model", help="folder or GGUF file of the target")
+            command.add_argument("--dtype", default="packed", help="its numeric form")
         command.add_argument("file", type=Path, help="JSON lines of the pairs")
     options = parser.parse_args()
     if options.command == "draw":
-        records = list(draw(load_config(options.config), options.work))[:NUM_PAIRS]
+        lines = gzip.decompress(options.contexts.read_bytes()).decode().splitlines()
+        records = list(islice(draw([json.loads(line) for line in lines]), NUM_PAIRS))
     else:
         records = [json.loads(line) for line in options.file.read_text().splitlines()]
     if options.command == "report":
         print("\n".join(report(records)))
         return
     if options.command == "judge":
-        records = list(judge(load_config(options.config), records))
+        records = list(judge(options.model, options.dtype, records))
     with replacing(options.file) as partial:
         partial.write_text(
             "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
