@@ -25,7 +25,7 @@ from semspec.pairs import ROLES, locate, named_pair, unknown_pair
 from semspec.release import Release, ReleasedModel
 from semspec.reporting.files import json_lines, write_json
 from semspec.reporting.progress import Reporter
-from semspec.training.evaluation.acceptance import LEAST_SPEED_UP, default_rule
+from semspec.training.evaluation.acceptance import default_rule
 from semspec.training.evaluation.quantiles import Basis, QuantileReport, calibrated_without_labels
 from semspec.training.own_answers import (
     TOP_P,
@@ -96,7 +96,7 @@ def run(options: argparse.Namespace, reporter: Reporter) -> str:
     lines = (
         report.table,
         "speed: without draft-ahead, which may be faster; how many wrong segments "
-        "pass is unknown: compare pass@1",
+        "pass is unknown: before likelihood becomes your default, compare pass@1",
         _rule_sentence(release, report),
         f"serve it: semspec serve --pair {settings.output}",
     )
@@ -216,7 +216,7 @@ def _write_release(
     settings.output.mkdir(parents=True, exist_ok=True)
     write_json(settings.output / CALIBRATION_FILE, as_json(report.calibration))
     draft, target = (_released(settings, role, infos[role]) for role in ROLES)
-    rule = default_rule(None, report.chosen.speed_up.value, 1, draft.tokenizer, target.tokenizer)
+    rule = default_rule(None, None, 1, draft.tokenizer, target.tokenizer)  # the loss is not known
     release = Release(settings.name, "1", draft, target, rule, likelihood=report.calibration.digest)
     release.save(settings.output)
     return release
@@ -233,12 +233,9 @@ def _released(settings: Settings, role: str, info: ModelInfo) -> ReleasedModel:
 
 def _rule_sentence(release: Release, report: QuantileReport) -> str:
     """Say which strategy a request that names none gets, and why."""
-    speed = f"{report.chosen.speed_up.value:.2f} times the target's speed"
-    if release.rule["strategy"] == "likelihood":
-        return f"default of the release: likelihood, an estimate of {speed}"
     return (
-        f"default of the release: {release.rule['strategy']}, which is exact, since likelihood has an estimate of "
-        f"{speed}, less than {LEAST_SPEED_UP:g}; a request may still name it"
+        f"default of the release: {release.rule['strategy']}, which is exact; a request may name likelihood, with an "
+        f"estimate of {report.chosen.speed_up.value:.2f} times the target's speed"
     )
 
 
