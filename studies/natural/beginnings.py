@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 from sklearn.decomposition import PCA
-from sklearn.linear_model import LogisticRegressionCV
-from sklearn.model_selection import GroupKFold
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GridSearchCV, GroupKFold
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
@@ -203,8 +203,11 @@ def _fitted(
             parts.append((scaler.transform(values[known]), scaler.transform(values[held])))
         learned, asked = (np.hstack(part) for part in zip(*parts, strict=True))
         inner = GroupKFold(NUM_FOLDS).split(learned, right[known], question[known])
-        model = LogisticRegressionCV(
-            Cs=np.logspace(-4, 1, 11), cv=list(inner), scoring="neg_log_loss", max_iter=1000
+        model = GridSearchCV(
+            LogisticRegression(max_iter=1000),
+            {"C": np.logspace(-4, 1, 6)},
+            cv=list(inner),
+            scoring="neg_log_loss",
         )
         found[held] = model.fit(learned, right[known]).decision_function(asked)
     return found
