@@ -79,7 +79,8 @@ class PrefixCache:
     def take(self, tokens: Sequence[int], session: str) -> Prefix:
         """Return the longest cached prefix of `tokens` after which logits can be computed, for the caller to extend.
 
-        This is the entry itself if it is a prefix of `tokens` or belongs to `session`, otherwise a copy.
+        This is the entry itself if it belongs to `session`, or if neither has one and the entry is a prefix of
+        `tokens`; otherwise a copy, so that calls of several sessions that begin alike can all start from it.
         """
         key, num_common = self._longest(np.asarray(tokens, dtype=np.int64), session)
         if key is None:
@@ -92,7 +93,7 @@ class PrefixCache:
         )
         if num_usable <= 0:
             return Prefix(self._new_kv(), session)
-        if num_common < len(prefix.tokens) and (not session or prefix.session != session):
+        if prefix.session != session or (not session and num_common < len(prefix.tokens)):
             self._entries.move_to_end(key)
             return prefix.copy(num_usable, session)
         self._remove(key)

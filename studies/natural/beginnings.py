@@ -57,8 +57,10 @@ NUM_TARGET, NUM_DRAFTS = 10, 6
 MAX_SEGMENT_TOKENS = 128
 MAX_DEPTH = 7
 """Segments of the answer before a context, at most: later ones are mostly after a mistake."""
-AT_ONCE = 8
+AT_ONCE = 6
 """Contexts."""
+KV_BYTES = 9 << 30
+"""Of each model: less would evict calls, whose prefixes are then read again and again."""
 NUM_COMPONENTS, NUM_FOLDS = 32, 5
 SEEDS = (0, 1, 2)
 
@@ -76,19 +78,30 @@ async def after(models: dict[Writer, TorchEngine], row: Record, depth: int, stat
     async def sampled(writer: Writer, number: int) -> Segment:
         seed = derive_seed(1, f"{writer} {row['id']}/{depth}", number)
         params = GenerationParams(
-            replace(SAMPLING, seed=seed), max_segment_tokens=MAX_SEGMENT_TOKENS
+            replace(SAMPLING, seed=seed),
+            max_segment_tokens=MAX_SEGMENT_TOKENS,
+            session=f"{row['id']} {writer} {number}",  # to start from a copy of the context
         )
         [generated] = await write_all(models[writer], contexts[writer], params)
         return generated.segment
 
     contexts = {writer: await context(writer) for writer in models}
+    for (
+        writer,
+        model,
+    ) in models.items():  # read once, then cached: calls at the same time would all read it
+        read = GenerationParams(SAMPLING, max_tokens=1, session=row["id"])
+        await write_all(model, contexts[writer], read)
     numbers = [(Writer.TARGET, NUM_TARGET), (Writer.DRAFT, NUM_DRAFTS)]
     calls = [sampled(writer, number) for writer, count in numbers for number in range(count)]
     segments = await asyncio.gather(*calls)
     drafts = segments[NUM_TARGET:]
     target = models[Writer.TARGET]
     scored = await asyncio.gather(
-        *(target.score(contexts[Writer.TARGET], [draft]) for draft in drafts)
+        *(
+            target.score(contexts[Writer.TARGET], [draft], f"{row['id']} score {number}")
+            for number, draft in enumerate(drafts)
+        )
     )
     scores = [score for [score] in scored]
     pooled = [
@@ -136,7 +149,9 @@ async def collect(options: argparse.Namespace) -> None:
     async with AsyncExitStack() as stack:
         models = dict[Writer, TorchEngine]()
         for writer, model in ((Writer.DRAFT, options.draft), (Writer.TARGET, options.target)):
-            engine = TorchEngine.load(model, writer=writer, dtype=options.dtype, threads=2)
+            engine = TorchEngine.load(
+                model, writer=writer, dtype=options.dtype, threads=2, kv_bytes=KV_BYTES
+            )
             models[writer] = await stack.enter_async_context(aclosing(engine))
 
         async def one(row: Record) -> None:

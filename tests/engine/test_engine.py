@@ -51,6 +51,21 @@ async def test_sessions_share_a_prefix(engine: TorchEngine) -> None:
     assert sizes == [1]
 
 
+async def test_concurrent_sessions_all_start_from_a_cached_prompt(engine: TorchEngine) -> None:
+    """The prompt was read before, by a call that ended at it; each of several calls extends a copy."""
+    context = await prompt(engine)
+    num_tokens = len(context.pieces[0].token_ids)
+    await written(engine, context, params(session="a", max_tokens=1))
+    calls = [
+        written(
+            engine, context, params(sampling=SamplingParams(1.0, 1.0, 0, seed), session=f"{seed}")
+        )
+        for seed in range(4)
+    ]
+    for [generated] in await asyncio.gather(*calls):
+        assert generated.num_cached_tokens == num_tokens
+
+
 async def test_cache_stays_within_its_budget(checkpoint: Path, load: Load) -> None:
     engine = load(checkpoint, cache_bytes=200_000)
     for index in range(12):
