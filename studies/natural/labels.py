@@ -1,6 +1,6 @@
 """How often two sampled segments mean the same: `python -m studies.natural.labels`.
 
-`collect` reads the samples of `semspec train run` and keeps each segment with its clusters by exact text and by stated
+`collect` reads the samples of `semspec train run` and keeps each segment with its clusters by words and by stated
 result. `report` prints the shares of segments that no other sample agrees with, which needs that file alone.
 """
 
@@ -28,7 +28,7 @@ from semspec.types import SegmentEnd
 
 Record = dict[str, Any]
 NUM_RESAMPLES = 1000
-COMPARISONS = ("text", "result")
+COMPARISONS = ("words", "result")
 COLUMNS = (
     "compared by",
     "writer",
@@ -41,7 +41,7 @@ DEPTHS = ((0, 0), (1, 2), (3, 5), (6, 99))
 LENGTHS = ((1, 15), (16, 40), (41, 80), (81, 999))
 
 
-class TextEquivalence:
+class WordsEquivalence:
     """Segments mean the same if they have the same words; see `semspec.clustering.equivalence.Equivalence`."""
 
     def clusters(self, groups: Sequence[Alternatives]) -> list[list[int | None]]:
@@ -49,7 +49,7 @@ class TextEquivalence:
         return [in_order_of_appearance([*map(normalized, group.segments)]) for group in groups]
 
 
-EQUIVALENCES: dict[str, Equivalence] = {"text": TextEquivalence(), "result": ResultsEquivalence()}
+EQUIVALENCES: dict[str, Equivalence] = {"words": WordsEquivalence(), "result": ResultsEquivalence()}
 
 
 def collect(work: Path) -> Iterator[Record]:
