@@ -1,6 +1,6 @@
 """Whether ways of comparing segments agree with a reader: `python -m studies.natural.agreement`.
 
-`draw` writes pairs of segments after the same context, half of them with equal results where there are enough. A reader
+`draw` writes pairs of segments after the same context, about half of them with equal results. A reader
 then adds `same` to each: true, false, or null where the reader cannot say. `judge` adds the probabilities by which the
 target says that each of the two entails the other. `report` prints Cohen's kappa of each two ways.
 """
@@ -26,41 +26,37 @@ from studies.natural.labels import NUM_RESAMPLES
 from studies.natural.questions import PARTS, read
 
 Record = dict[str, Any]
-NUM_PAIRS = 100
+NUM_PAIRS, PER_CONTEXT = 100, 2
 THRESHOLD = 0.5
 """Least probability of both entailments, as in the clusters of `equivalence: {kind: model}`."""
 WAYS = ("reader", "result", "model")
 
 
 def draw(records: Sequence[Record]) -> Iterator[Record]:
-    """Yield pairs from the records of `studies.natural.beginnings keep`, one of each context. The texts of a pair
-    differ, the target wrote the first, and neither is cut."""
+    """Yield pairs from the records of `studies.natural.beginnings keep`, up to PER_CONTEXT with equal results and as
+    many with different ones after a context. The texts of a pair differ, the target wrote the first, and neither is
+    cut."""
     rng = Random(0)
-    for number, record in enumerate(rng.sample(records, len(records))):
-        whole = [own for own in record["samples"] if own["result"] is not None]
+    for record in rng.sample(records, len(records)):
+        texts = {
+            normalized(own["text"]): own for own in record["samples"] if own["result"] is not None
+        }
         pairs = [
             (first, second)
-            for first, second in combinations(whole, 2)
-            if first["writer"] == "target"
-            and first["end"] == second["end"]
-            and normalized(first["text"]) != normalized(second["text"])
+            for first, second in combinations(texts.values(), 2)
+            if first["writer"] == "target" and first["end"] == second["end"]
         ]
-        by_result: dict[bool, list[tuple[Record, Record]]] = {True: [], False: []}
-        for pair in pairs:
-            by_result[pair[0]["result"] == pair[1]["result"]].append(pair)
-        wanted = number % 2 == 0
-        if not pairs:
-            continue
-        is_equal = wanted if by_result[wanted] else not wanted
-        first, second = rng.choice(by_result[is_equal])
-        yield {
-            "context": f"{record['question']}/{record['depth']}",
-            "reasoning": record["reasoning"],
-            "first": first["text"],
-            "second": second["text"],
-            "by": second["writer"],
-            "result": is_equal,
-        }
+        for is_equal in (True, False):
+            found = [pair for pair in pairs if is_equal == (pair[0]["result"] == pair[1]["result"])]
+            for first, second in rng.sample(found, min(PER_CONTEXT, len(found))):
+                yield {
+                    "context": f"{record['question']}/{record['depth']}",
+                    "reasoning": record["reasoning"],
+                    "first": first["text"],
+                    "second": second["text"],
+                    "by": second["writer"],
+                    "result": is_equal,
+                }
 
 
 def judge(model: str, dtype: str, records: Sequence[Record]) -> Iterator[Record]:
@@ -84,15 +80,20 @@ def report(records: Sequence[Record]) -> Iterator[str]:
     known = [record for record in records if record.get("same") is not None]
     yield f"{len(records)} pairs, of which the reader has compared {len(known)}."
     yield ""
-    yield "| ways | pairs that both call equal | only the first | only the second | neither | kappa (95%) |"
+    yield "| ways | both call equal | only the first | only the second | neither | kappa (95% over contexts) |"
     yield "|---|---|---|---|---|---|"
     said = {
         "reader": [record["same"] for record in known],
         "result": [record["result"] for record in known],
         "model": [min(record["entails"]) >= THRESHOLD for record in known],
     }
+    contexts = np.unique([record["context"] for record in known], return_inverse=True)[1]
+    rows_of = [np.flatnonzero(contexts == number) for number in range(contexts.max() + 1)]
     rng = np.random.default_rng(0)
-    drawn = rng.integers(0, len(known), (NUM_RESAMPLES, len(known)))
+    drawn = [
+        np.concatenate([rows_of[number] for number in rng.integers(0, len(rows_of), len(rows_of))])
+        for _ in range(NUM_RESAMPLES)
+    ]
     for one, other in combinations(WAYS, 2):
         a, b = np.array(said[one], bool), np.array(said[other], bool)
         counts = [int(cell.sum()) for cell in (a & b, a & ~b, ~a & b, ~a & ~b)]

@@ -35,6 +35,7 @@ from semspec.training.evaluation.metrics import (
     dense_ranks,
     log_loss,
     select_statistics,
+    wrong_accepted,
 )
 from semspec.training.files import StageFolder
 from semspec.training.pipeline import Pipeline
@@ -61,7 +62,14 @@ PROBES = {
     "served": "states with surprisal",
 }
 """Variants of the pipeline, and what they are called here."""
-COLUMNS = ("score", "seed", "AUROC", "minus the better baseline's", "log-loss")
+COLUMNS = (
+    "score",
+    "seed",
+    "AUROC",
+    "minus the better baseline's",
+    "log-loss",
+    "wrong ones accepted with 95% of the right",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +222,9 @@ def table(
         losses = np.array([log_loss(right.astype(np.float64), predicted, draw) for draw in weights])
         cells = [name, "" if seed is None else str(seed), _interval(aurocs[name, seed])]
         cells.append("" if name in BASELINES else _interval(aurocs[name, seed] - baseline, "+"))
-        yield f"| {' | '.join([*cells, _interval(losses)])} |"
+        ranks = dense_ranks(score[truth.rows])
+        accepted = np.array([wrong_accepted(ranks, right, draw) for draw in weights])
+        yield f"| {' | '.join([*cells, _interval(losses), _interval(accepted)])} |"
 
 
 def cross_fitted(score: Floats, right: Mask, question: NDArray[np.int64]) -> Floats:

@@ -54,13 +54,15 @@ def made_up(
 def test_table_has_the_auroc_and_log_loss_of_the_distributions() -> None:
     truth, question, scores = made_up(500, 4, distance=1.0, noise=0)
     found = cells(table(truth, scores, question))
-    [value, low, high], difference, [loss, *_] = found["states with surprisal"]
+    [value, low, high], difference, [loss, *_], [accepted, *_] = found["states with surprisal"]
     expected = NormalDist().cdf(1 / np.sqrt(2))
     assert low < expected < high and value == pytest.approx(expected, abs=0.03)
     assert difference[0] > 0.2 and difference[1] > 0
     log_odds = scores["states with surprisal", 0] - 0.5 + np.log(0.6 / 0.4)
     best = np.mean(np.log1p(np.exp(np.where(truth.right, -log_odds, log_odds))))
     assert loss == pytest.approx(best, abs=0.01)
+    normal = NormalDist()
+    assert accepted == pytest.approx(1 - normal.cdf(normal.inv_cdf(0.05) + 1), abs=0.04)
     chance = found["likelihood"]
     assert chance[0][1] < 0.5 < chance[0][2] and chance[1] == []
     share = truth.right.mean()
