@@ -1,0 +1,16 @@
+"""The natural study's committed files still give the numbers of its README."""
+
+import pytest
+
+from studies.natural.report import report
+
+
+@pytest.mark.slow
+def test_committed_files_give_the_numbers_of_the_readme() -> None:
+    lines = list(report())
+    rows = {tuple(cell.strip() for cell in line.split("|")[1:4]): line for line in lines}
+    assert "51.3% (42.8% to 59.8%; 657)" in rows["words", "target", "all"]
+    assert "18.4% (12.9% to 24.3%; 657)" in rows["result", "target", "all"]
+    assert "50.4% (41.4% to 59.8%; 399)" in rows["result", "draft", "all"]
+    [likelihood] = [line for line in lines if line.startswith("| likelihood |")]
+    assert "0.794 (0.725 to 0.859)" in likelihood and "0.776 (0.611 to 0.899)" in likelihood
