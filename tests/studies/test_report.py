@@ -14,3 +14,5 @@ def test_committed_files_give_the_numbers_of_the_readme() -> None:
     assert "50.4% (41.4% to 59.8%; 399)" in rows["result", "draft", "all"]
     [likelihood] = [line for line in lines if line.startswith("| likelihood |")]
     assert "0.794 (0.725 to 0.859)" in likelihood and "0.776 (0.611 to 0.899)" in likelihood
+    [draft] = [line for line in lines if line.startswith("| draft | 10.0%")]
+    assert "| -30.0% (-46.7% to -15.0%) | 5, 23 | 0.001 |" in draft
