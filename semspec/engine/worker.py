@@ -134,9 +134,10 @@ class Scheduler:
         """
         shares = equal_shares([feed.num_left for feed in feeds], self._step_tokens)
         growths = [feed.prefix.kv.growth_bytes(feed.end) for feed in feeds]
-        if not any(growths):
-            return list(zip(feeds, shares, strict=True))
         num_bytes = sum(feed.prefix.kv.nbytes for feed in feeds)
+        if not any(growths):
+            self._fits(num_bytes)  # a call may have begun with a copy of a cached prefix
+            return list(zip(feeds, shares, strict=True))
         planned: list[tuple[Feed, int]] = []
         for index, (feed, share) in enumerate(zip(feeds, shares, strict=True)):
             # Computed again: it is larger now if the call was evicted for an older one.

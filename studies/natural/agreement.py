@@ -94,17 +94,26 @@ def report(records: Sequence[Record]) -> Iterator[str]:
         np.concatenate([rows_of[number] for number in rng.integers(0, len(rows_of), len(rows_of))])
         for _ in range(NUM_RESAMPLES)
     ]
-    for one, other in combinations(WAYS, 2):
+    by = np.array([record.get("by") for record in known])
+    everywhere = np.ones(len(known), bool)
+    compared = [(f"{one}, {other}", one, other, everywhere) for one, other in combinations(WAYS, 2)]
+    compared += [
+        (
+            f"reader, result; a segment of the target and one of the {writer}",
+            *WAYS[:2],
+            by == writer,
+        )
+        for writer in ("target", "draft")
+        if (by == writer).any()
+    ]
+    for label, one, other, is_kept in compared:
         a, b = np.array(said[one], bool), np.array(said[other], bool)
-        counts = [int(cell.sum()) for cell in (a & b, a & ~b, ~a & b, ~a & ~b)]
-        kappas = [cohen_kappa_score(a[rows], b[rows]) for rows in drawn]
+        counts = [int((cell & is_kept).sum()) for cell in (a & b, a & ~b, ~a & b, ~a & ~b)]
+        kept = [rows[is_kept[rows]] for rows in drawn]
+        kappas = [cohen_kappa_score(a[rows], b[rows]) for rows in kept if len(rows)]
         low, high = np.nanquantile(kappas, (0.025, 0.975))
-        cells = [
-            f"{one}, {other}",
-            *map(str, counts),
-            f"{cohen_kappa_score(a, b):.2f} ({low:.2f} to {high:.2f})",
-        ]
-        yield f"| {' | '.join(cells)} |"
+        kappa = cohen_kappa_score(a[is_kept], b[is_kept])
+        yield f"| {' | '.join([label, *map(str, counts), f'{kappa:.2f} ({low:.2f} to {high:.2f})'])} |"
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
 A smaller design than that of `semspec train run`, for two cores: many contexts are sampled at once, and the target's
 states are kept of the drafts alone. `collect` writes the segments with their clusters, the statistics of the drafts and
 their states; a run that is killed goes on where it was. `scores` writes what tells right drafts from wrong ones, for
-`studies.natural.separation report`: probabilities of logistic regressions that learn from other questions.
+`studies.natural.report`: probabilities of logistic regressions that learn from other questions.
 """
 
 import argparse
@@ -31,7 +31,12 @@ from semspec.decoding.likelihood.calibration import CALIBRATION_FILE, load_calib
 from semspec.decoding.steps import write_all
 from semspec.engine.segmentation import cut
 from semspec.engine.torch_engine import TorchEngine
-from semspec.training.evaluation.metrics import select_statistics
+from semspec.training.evaluation.metrics import (
+    Resampling,
+    auroc,
+    dense_ranks,
+    select_statistics,
+)
 from semspec.types import (
     Context,
     Conversation,
@@ -48,6 +53,7 @@ from semspec.types import (
 from semspec_bench.tasks.mathematics import INSTRUCTION
 from studies.natural.labels import COMPARISONS, EQUIVALENCES
 from studies.natural.questions import read_answered
+from studies.natural.separation import NUM_RESAMPLES, Scores, Truth, interval_of
 
 Floats = NDArray[np.floating[Any]]
 Record = dict[str, Any]
@@ -182,7 +188,7 @@ def scores(folder: Path, records: Sequence[Record], release: Path) -> Iterator[R
                 statistics.append(draft["surprisal"])
     surprisal = np.array(statistics)
     likelihood = np.array([calibration.probability(row) for row in statistics])
-    columns: dict[tuple[str, int | None], Floats] = {
+    columns: Scores = {
         ("mean surprisal", None): select_statistics(surprisal, ["mean_log_probability"])[:, 0],
         ("likelihood", None): np.log(likelihood.clip(1e-9)),
     }
@@ -199,14 +205,58 @@ def scores(folder: Path, records: Sequence[Record], release: Path) -> Iterator[R
         yield record | {"scores": values}
 
 
+def table(
+    truth: Truth, columns: Scores, question: NDArray[np.int64], baseline: str = "likelihood"
+) -> Iterator[str]:
+    """Yield the table of scores, Markdown. Only pairs of drafts in the same fold are compared, for every score, because
+    the scores of two folds come from two regressions. The intervals do not include the variance of fitting."""
+    right, number = truth.right, question[truth.rows]
+    resampling = Resampling.of(number, NUM_RESAMPLES)
+    codes = np.searchsorted(resampling.questions, number)
+    draws = np.concatenate([np.ones((1, len(number))), resampling.counts[:, codes]])
+    yield f"{right.sum()} right and {(~right).sum()} wrong drafts after {len(resampling.questions)} contexts."
+    yield ""
+    yield f"| score | seed of the folds | AUROC within folds | minus that of {baseline} |"
+    yield "|---|---|---|---|"
+    for seed in SEEDS:
+        folds = [held for _, held in _folds(seed).split(number, right, number)]
+        found = {
+            name: np.array([_within(folds, column[truth.rows], right, draw) for draw in draws])
+            for (name, own), column in columns.items()
+            if own in (None, seed)
+        }
+        for name, values in found.items():
+            difference = interval_of(values - found[baseline], "+") if name != baseline else ""
+            yield f"| {name} | {seed} | {interval_of(values)} | {difference} |"
+
+
+def _within(
+    folds: Sequence[NDArray[np.int64]],
+    score: Floats,
+    right: NDArray[np.bool_],
+    weight: Floats,
+) -> float:
+    """Return the share of pairs of a right and a wrong segment of one fold in which the right one scores higher."""
+    total = num_pairs = 0.0
+    for rows in folds:
+        num = float(weight[rows] @ right[rows]) * float(weight[rows] @ ~right[rows])
+        if num:
+            total += num * auroc(dense_ranks(score[rows]), right[rows], weight[rows])
+            num_pairs += num
+    return total / num_pairs
+
+
+def _folds(seed: int) -> GroupKFold:
+    return GroupKFold(NUM_FOLDS, shuffle=True, random_state=seed)
+
+
 def _fitted(
     inputs: Sequence[Floats], right: NDArray[np.bool_], question: NDArray[np.int64], seed: int
 ) -> Floats:
     """Return the log-odds of right, by a logistic regression that learned from the other folds' questions. Inputs of
     more than NUM_COMPONENTS columns are reduced to that many principal components."""
     found = np.empty(len(right))
-    folds = GroupKFold(NUM_FOLDS, shuffle=True, random_state=seed)
-    for known, held in folds.split(question, right, question):
+    for known, held in _folds(seed).split(question, right, question):
         parts = []
         for values in inputs:
             scaler = StandardScaler()

@@ -74,14 +74,15 @@ def collect(work: Path) -> Iterator[Record]:
 
 
 def agreement(samples: Sequence[Record], name: str, place: int, writer: str) -> float:
-    """Return the share of the samples of `writer`, without the one at `place`, in its cluster."""
+    """Return the share of the whole samples of `writer`, without the one at `place`, in its cluster; 0 if there is no
+    such sample."""
     others = [
         sample
         for other, sample in enumerate(samples)
-        if sample["writer"] == writer and other != place
+        if sample["writer"] == writer and other != place and sample[name] is not None
     ]
     same: float = sum(sample[name] == samples[place][name] for sample in others)
-    return same / len(others)
+    return same / max(1, len(others))
 
 
 def interval(values: Sequence[tuple[str, float]]) -> str:
@@ -123,9 +124,21 @@ def report(records: Sequence[Record]) -> Iterator[str]:
     questions = {record["question"] for record in records}
     whole = [sample for record in records for sample in record["samples"]]
     cut = sum(sample["end"] == SegmentEnd.LENGTH for sample in whole)
-    stated = sum(result_of(sample["text"]) is not None for sample in whole)
-    yield f"{len(records)} contexts of {len(questions)} questions; {len(whole)} segments, of which {cut} are cut and "
-    yield f"{stated} state a result."
+    read = [sample for sample in whole if sample["text"] and sample["end"] != SegmentEnd.LENGTH]
+    stated = sum(result_of(sample["text"]) is not None for sample in read)
+    yield f"{len(records)} contexts of {len(questions)} questions; {len(whole)} segments, of which {cut} are cut. "
+    yield f"{stated} of the {len(read)} whole segments whose texts are there state a result."
+    drafts = [
+        (sample["num_tokens"], sample["result"] is not None, _is_said(record, sample))
+        for record in records
+        for sample in record["samples"]
+        if sample["writer"] == "draft"
+    ]
+    said = sum(num_tokens for num_tokens, _, is_said in drafts if is_said)
+    of_whole = said / sum(num_tokens for num_tokens, is_whole, _ in drafts if is_whole)
+    of_all = said / sum(num_tokens for num_tokens, *_ in drafts)
+    yield f"Drafted tokens in segments with the result of a sample of the target: {of_whole:.0%} of those in whole "
+    yield f"segments, {of_all:.0%} of all."
     yield "Share (95% interval over questions; segments)."
     yield ""
     yield f"| {' | '.join(COLUMNS)} |"
@@ -143,6 +156,15 @@ def report(records: Sequence[Record]) -> Iterator[str]:
                 ]
             for kind, keep in kinds:
                 yield f"| {name} | {writer} | {kind} | {' | '.join(shares(records, name, writer, keep))} |"
+
+
+def _is_said(record: Record, draft: Record) -> bool:
+    """Whether a sample of the target has the draft's result."""
+    return draft["result"] is not None and any(
+        sample["result"] == draft["result"]
+        for sample in record["samples"]
+        if sample["writer"] == "target"
+    )
 
 
 def _at_depth(low: int, high: int) -> Callable[[Record, Record], bool]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from semspec_bench.record import read_records
-from studies.natural import agreement, labels, separation, served
+from studies.natural import agreement, beginnings, labels, separation, served
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "natural-meaning"
 
@@ -28,7 +28,10 @@ def report() -> Iterator[str]:
     yield "\n## Right and wrong\n"
     truths, scores, question = separation.read_kept(read("scores.jsonl.gz"))
     for truth in truths:
-        yield from separation.table(truth, scores, question)
+        fixed = {key: score for key, score in scores.items() if key[1] is None}
+        yield from separation.table(truth, fixed, question)
+        yield ""
+        yield from beginnings.table(truth, scores, question)
     yield "\n## Answers\n"
     yield from served.report(read_records(RESULTS / "answers.jsonl.gz"), is_timed=False)
 

@@ -220,11 +220,11 @@ def table(
     for (name, seed), score in scores.items():
         predicted = cross_fitted(score[truth.rows], right, codes)
         losses = np.array([log_loss(right.astype(np.float64), predicted, draw) for draw in weights])
-        cells = [name, "" if seed is None else str(seed), _interval(aurocs[name, seed])]
-        cells.append("" if name in BASELINES else _interval(aurocs[name, seed] - baseline, "+"))
+        cells = [name, "" if seed is None else str(seed), interval_of(aurocs[name, seed])]
+        cells.append("" if name in BASELINES else interval_of(aurocs[name, seed] - baseline, "+"))
         ranks = dense_ranks(score[truth.rows])
         accepted = np.array([wrong_accepted(ranks, right, draw) for draw in weights])
-        yield f"| {' | '.join([*cells, _interval(losses), _interval(accepted)])} |"
+        yield f"| {' | '.join([*cells, interval_of(losses), interval_of(accepted)])} |"
 
 
 def cross_fitted(score: Floats, right: Mask, question: NDArray[np.int64]) -> Floats:
@@ -243,7 +243,7 @@ def cross_fitted(score: Floats, right: Mask, question: NDArray[np.int64]) -> Flo
     return predicted
 
 
-def _interval(values: Floats, sign: str = "") -> str:
+def interval_of(values: Floats, sign: str = "") -> str:
     """Format the first of `values`, with the 95% interval of the others, which are draws."""
     low, high = np.nanquantile(values[1:], (0.025, 0.975))
     return f"{values[0]:{sign}.3f} ({low:{sign}.3f} to {high:{sign}.3f})"

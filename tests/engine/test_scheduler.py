@@ -57,6 +57,14 @@ def test_cached_prefixes_are_dropped_before_a_call_waits_and_stay_while_there_is
         assert len(plans.cache.prefixes) == num_kept
 
 
+def test_copies_of_a_cached_prefix_make_room_for_themselves() -> None:
+    plans = scheduler(num_buffers=3, num_cached=1)
+    prefix = plans.cache.prefixes[0]
+    feeds = [Feed(prefix.copy(10, session), [6]) for session in "abc"]
+    assert [feed for feed, _ in plans.plan(feeds)] == feeds
+    assert not plans.cache.prefixes
+
+
 def test_call_that_does_not_fit_waits_for_older_ones() -> None:
     older, newer = holding(200), holding(0, 10)
     assert [feed for feed, _ in scheduler(num_buffers=1).plan([older, newer])] == [older]

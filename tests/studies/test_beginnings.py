@@ -6,12 +6,20 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+from sklearn.model_selection import GroupKFold
 
 from semspec.pairs import named_pair
 from semspec.types import SURPRISAL_FEATURES
 from studies.natural.agreement import draw, report
-from studies.natural.beginnings import NUM_DRAFTS, NUM_TARGET, STATES, scores
-from studies.natural.separation import read_kept
+from studies.natural.beginnings import (
+    NUM_DRAFTS,
+    NUM_FOLDS,
+    NUM_TARGET,
+    STATES,
+    scores,
+    table,
+)
+from studies.natural.separation import Scores, Truth, read_kept
 
 NUM_QUESTIONS, SHAPE = 60, (3, 16)
 
@@ -57,6 +65,23 @@ def test_probes_tell_right_from_wrong_on_questions_that_they_have_not_seen(
     assert np.mean((by_states > 0) == truth.right) > 0.95
     by_statistics = columns["statistics, fitted here", 0]
     assert np.mean((by_statistics > 0) == truth.right) < 0.65
+
+
+def test_only_drafts_of_the_same_fold_are_compared() -> None:
+    """A score that is perfect within each fold stays perfect when each fold has another scale and offset."""
+    question = np.repeat(np.arange(NUM_QUESTIONS), 4)
+    right = np.tile([True, True, False, False], NUM_QUESTIONS)
+    folds = GroupKFold(NUM_FOLDS, shuffle=True, random_state=0).split(question, right, question)
+    score = np.empty(len(right))
+    for number, (_, held) in enumerate(folds):
+        score[held] = 10.0**-number * (right[held] - 5.0 * number)
+    chance = np.random.default_rng(0).normal(size=len(right))
+    columns: Scores = {("likelihood", None): chance, ("moved", 0): score}
+    rows = [*table(Truth("said", np.arange(len(right)), right), columns, question)]
+    [moved] = [line for line in rows if line.startswith("| moved | 0 |")]
+    assert moved.startswith("| moved | 0 | 1.000 (1.000 to 1.000) |")
+    by_chance = [line for line in rows if line.startswith("| likelihood |")]
+    assert len(by_chance) == 3 and all("| 0.4" in line or "| 0.5" in line for line in by_chance)
 
 
 def test_pairs_differ_and_half_have_equal_results(run: tuple[Path, list[dict[str, Any]]]) -> None:

@@ -12,7 +12,11 @@ def test_committed_files_give_the_numbers_of_the_readme() -> None:
     assert "51.3% (42.8% to 59.8%; 657)" in rows["words", "target", "all"]
     assert "18.4% (12.9% to 24.3%; 657)" in rows["result", "target", "all"]
     assert "50.4% (41.4% to 59.8%; 399)" in rows["result", "draft", "all"]
-    [likelihood] = [line for line in lines if line.startswith("| likelihood |")]
-    assert "0.794 (0.725 to 0.859)" in likelihood and "0.776 (0.611 to 0.899)" in likelihood
+    assert (
+        "| 0.793 (0.711 to 0.865) | -0.004 (-0.063 to +0.054) |"
+        in rows["states with surprisal", "0", "0.793 (0.711 to 0.865)"]
+    )
+    assert "| 0.794 (0.725 to 0.859) |" in rows["likelihood", "", "0.794 (0.725 to 0.859)"]
+    assert "0.45 (0.22 to 0.65)" in "".join(line for line in lines if "one of the draft" in line)
     [draft] = [line for line in lines if line.startswith("| draft | 10.0%")]
     assert "| -30.0% (-46.7% to -15.0%) | 5, 23 | 0.001 |" in draft

@@ -150,7 +150,9 @@ def test_command_writes_a_release_with_its_basis(release: Path) -> None:
         assert getattr(made, role).fingerprint == getattr(bundled, role).fingerprint
         assert made.model_location(role) == str((BUNDLED_PAIR / role).resolve())
     assert made.likelihood == found.digest
-    assert made.rule == {"strategy": "token-level"}  # exact, since the loss of likelihood is not known
+    assert made.rule == {
+        "strategy": "token-level"
+    }  # exact, since the loss of likelihood is not known
     StackConfig.of_release(release / "out")
 
 

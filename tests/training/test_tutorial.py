@@ -6,7 +6,7 @@ import shlex
 import shutil
 import signal
 import subprocess
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 
 import pytest
@@ -86,13 +86,18 @@ def test_every_command_of_the_tutorial_runs(folder: Path, unused_tcp_port: int) 
         for line in text.replace("\\\n", " ").splitlines()
     ]
     commands = [shlex.split(line)[1:] for line in lines if line.startswith("semspec ")]
-    [chat] = [words for words in commands if words[0] == "chat"]
+    plain_chat, likelihood_chat = (words for words in commands if words[0] == "chat")
     bare, calibrate, calibrated, run, probed = (
-        served(folder, words, chat, unused_tcp_port)
+        served(
+            folder,
+            words,
+            following if following == likelihood_chat else plain_chat,
+            unused_tcp_port,
+        )
         if words[0] == "serve"
         else ended(folder, [*words, "--threads=1"])
-        for words in commands
-        if words is not chat
+        for words, following in pairwise([*commands, []])
+        if words[0] != "chat"
     )
     assert "has no probes" in bare and "token-level" in bare
     assert (
