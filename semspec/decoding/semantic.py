@@ -274,8 +274,8 @@ def alternative_name(name: str, number: int) -> str:
 
 def _alternative_params(params: GenerationParams, index: int, number: int) -> GenerationParams:
     """Return `params` for an alternative of segment `index`. Each has a random stream of its own, because the choice
-    among alternatives depends on all of their draws, and a session of its own, because engines cache one prefix for
-    each session."""
+    among alternatives depends on all of their draws, and a session of its own, so that the engine extends each one's
+    own prefix."""
     seed = derive_seed(params.sampling.seed, alternative_name("alternative", number), index)
     session = alternative_name(params.session, number)
     return replace(params, sampling=replace(params.sampling, seed=seed), session=session)
