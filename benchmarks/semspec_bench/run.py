@@ -144,6 +144,8 @@ def run_plans(plans: Mapping[Path, Plan], reporter: Reporter) -> None:
 
     async def run_all() -> None:
         for sitting in _sittings(configurations):
+            if all(is_complete(folder, plan, sitting) for folder, plan in plans.items()):
+                continue
             async with open_runners(replace(first, configurations=sitting)) as runners:
                 for comparison in comparisons:
                     await comparison.run(runners, sitting)
@@ -263,11 +265,11 @@ class Comparison:
             if label not in self._applicable
         }
         facts["not_applicable"] = earlier | self._not_applicable
-        write_json(self._folder / "run.json", facts)
+        _update(self._folder / "run.json", facts)
 
 
-def is_complete(folder: Path, plan: Plan) -> bool:
-    """Return whether the run in `folder` has all answers of the plan.
+def is_complete(folder: Path, plan: Plan, sitting: Sequence[Configuration] = ()) -> bool:
+    """Return whether the run in `folder` has all answers of the plan, or of those of its configurations in `sitting`.
 
     Configurations that are not applicable need none, except servers, which may start the next time.
     """
@@ -276,7 +278,8 @@ def is_complete(folder: Path, plan: Plan) -> bool:
     labels = [
         configuration.label
         for configuration in plan.configurations
-        if configuration.runner == "server" or configuration.label not in refused
+        if (not sitting or configuration in sitting)
+        and (configuration.runner == "server" or configuration.label not in refused)
     ]
     done = {record.key for record in read_records(folder / RECORDS)}
     return done.issuperset(
@@ -309,7 +312,7 @@ def claim(folder: Path, plan: Plan) -> None:
             raise InvalidRequest(
                 f"{folder} holds a run with {names}", remedy="give another --output"
             )
-        write_json(path, facts | {"labels": list(dict.fromkeys([*labels, *facts["labels"]]))})
+        _update(path, facts | {"labels": list(dict.fromkeys([*labels, *facts["labels"]]))})
         return
     folder.mkdir(parents=True, exist_ok=True)
     facts = {
@@ -319,6 +322,12 @@ def claim(folder: Path, plan: Plan) -> None:
         "not_applicable": {},
     }
     write_json(path, facts)
+
+
+def _update(path: Path, facts: Mapping[str, Any]) -> None:
+    """Write `facts` unless the file has them already."""
+    if read_json(path) != facts:
+        write_json(path, facts)
 
 
 def _differing(
