@@ -6,7 +6,6 @@ target says that each of the two entails the other. `report` prints Cohen's kapp
 """
 
 import argparse
-import gzip
 import json
 from collections.abc import Iterator, Sequence
 from itertools import combinations, islice
@@ -22,6 +21,7 @@ from semspec.clustering.equivalence import Alternatives
 from semspec.clustering.language_model import EntailmentPrompt
 from semspec.engine.causal_lm import CausalLM
 from semspec.reporting.files import replacing
+from studies.natural.files import read_compressed
 from studies.natural.labels import NUM_RESAMPLES
 from studies.natural.questions import PARTS, read
 
@@ -132,8 +132,7 @@ def main() -> None:
         command.add_argument("file", type=Path, help="JSON lines of the pairs")
     options = parser.parse_args()
     if options.command == "draw":
-        lines = gzip.decompress(options.contexts.read_bytes()).decode().splitlines()
-        records = list(islice(draw([json.loads(line) for line in lines]), NUM_PAIRS))
+        records = list(islice(draw(read_compressed(options.contexts)), NUM_PAIRS))
     else:
         records = [json.loads(line) for line in options.file.read_text().splitlines()]
     if options.command == "report":

@@ -8,7 +8,6 @@ their states; a run that is killed goes on where it was. `scores` writes what te
 
 import argparse
 import asyncio
-import gzip
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing
@@ -51,6 +50,7 @@ from semspec.types import (
     derive_seed,
 )
 from semspec_bench.tasks.mathematics import INSTRUCTION
+from studies.natural.files import write_compressed
 from studies.natural.labels import COMPARISONS, EQUIVALENCES
 from studies.natural.questions import read_answered
 from studies.natural.separation import NUM_RESAMPLES, Scores, Truth, interval_of
@@ -305,8 +305,7 @@ def main() -> None:
     records = sorted(map(json.loads, lines), key=lambda record: int(record["question"]))
     if options.command == "scores":
         records = list(scores(options.run, records, options.release))
-    text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
-    options.file.write_bytes(gzip.compress(text.encode(), mtime=0))
+    write_compressed(options.file, records)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,6 @@ result. `report` prints the shares of segments that no other sample agrees with,
 """
 
 import argparse
-import gzip
-import json
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -25,6 +23,7 @@ from semspec.clustering.results import ResultsEquivalence, result_of
 from semspec.training.evaluation.metrics import Resampling
 from semspec.training.files import StageFolder
 from semspec.types import SegmentEnd
+from studies.natural.files import read_compressed, write_compressed
 
 Record = dict[str, Any]
 NUM_RESAMPLES = 1000
@@ -187,14 +186,9 @@ def main() -> None:
     commands.add_parser("report").add_argument("file", type=Path)
     options = parser.parse_args()
     if options.command == "collect":
-        lines = "".join(
-            json.dumps(record, ensure_ascii=False) + "\n" for record in collect(options.work)
-        )
-        options.file.write_bytes(gzip.compress(lines.encode(), mtime=0))
+        write_compressed(options.file, collect(options.work))
     else:
-        lines = gzip.decompress(options.file.read_bytes()).decode()
-        records = [json.loads(line) for line in lines.splitlines()]
-        print("\n".join(report(records)))
+        print("\n".join(report(read_compressed(options.file))))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ from that file alone.
 """
 
 import argparse
-import gzip
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,6 +41,7 @@ from semspec.training.pipeline import Pipeline
 from semspec.training.trainer.probes import Fitter, Variants
 from semspec.training.trainer.states import FeatureSource, StateStore
 from semspec.types import Writer
+from studies.natural.files import read_compressed, write_compressed
 from studies.natural.sequence import fit_sequence, predict_sequence, token_statistics
 
 Floats = NDArray[np.floating[Any]]
@@ -304,11 +304,9 @@ def main() -> None:
             records = list(kept(truths, data.scores(Reporter()), data.labels.question))
         except SemspecError as error:
             raise SystemExit(str(error)) from None
-        text = "".join(json.dumps(record) + "\n" for record in records)
-        options.file.write_bytes(gzip.compress(text.encode(), mtime=0))
+        write_compressed(options.file, records)
         return
-    lines = gzip.decompress(options.file.read_bytes()).decode().splitlines()
-    truths, scores, question = read_kept([json.loads(line) for line in lines])
+    truths, scores, question = read_kept(read_compressed(options.file))
     for truth in truths:
         try:
             print("\n".join(table(truth, scores, question)), end="\n\n")

@@ -102,7 +102,11 @@ async def run(options: argparse.Namespace) -> None:
     facts = read_json(options.output / "run.json")
     facts["environment"] |= {"models": models, "dtype": options.dtype}
     write_json(options.output / "run.json", facts)
-    dtypes = {f"SEMSPEC_{role.upper()}_DTYPE": options.dtype for role in models}
+    dtypes = {
+        f"SEMSPEC_{role.upper()}_DTYPE": options.dtype
+        or ("packed" if model.endswith(".gguf") else "auto")
+        for role, model in models.items()
+    }
     config = StackConfig(options.draft, options.target, options.release, environment=dtypes)
     async with open_in_process(config, options.sessions) as runner:
         await comparison.run({"in-process": runner}, plan.configurations)
@@ -185,7 +189,7 @@ def main() -> None:
     command.add_argument("draft", help="folder or GGUF file of the draft")
     command.add_argument("target", help="folder or GGUF file of the target")
     command.add_argument("output", type=Path, help="folder of the run")
-    command.add_argument("--dtype", default="packed", help="numeric form of both models")
+    command.add_argument("--dtype", help="numeric form of both; unset: GGUF files are packed")
     command.add_argument("--release", type=Path, help="folder with pair.json, calibration, probes")
     command.add_argument("--part", choices=("learn", "tune", "report"), default="report")
     command.add_argument("--strategy", action="append", help="labels as in semspec bench")
