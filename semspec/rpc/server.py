@@ -140,7 +140,8 @@ class ServiceServer:
 def run(servicer: Servicer[Any], settings: ServiceSettings) -> None:
     """Run a service as a process: serve until SIGTERM or SIGINT, then drain.
 
-    Exits with code 1 and one log line when the model cannot be loaded or the port cannot be bound.
+    Exits with code 1 and one log line when the model cannot be loaded or the port cannot be bound; in the second case
+    gRPC logs a line of its own before it.
     """
     configure_logging(settings.log_level, settings.log_json)
     raise_limit()

@@ -45,6 +45,7 @@ def test_service_refuses_another_vllm_at_its_start_in_one_line(tmp_path: Path) -
     service = {
         "SEMSPEC_TARGET_ENGINE": "vllm",
         "SEMSPEC_TARGET_MODEL": str(BUNDLED_PAIR / "target"),
+        "SEMSPEC_TARGET_PORT": "0",
     }
     paths = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
     ended = subprocess.run(
@@ -56,9 +57,9 @@ def test_service_refuses_another_vllm_at_its_start_in_one_line(tmp_path: Path) -
         check=False,
     )
     assert ended.returncode != 0
-    [line] = ended.stderr.strip().splitlines()
+    assert len(ended.stderr.strip().splitlines()) == 1, ended.stderr
     remedy = "install vllm==0.32.*, or set the engine to fast or transformers"
-    assert f"vLLM 0.33.1 is not supported; {remedy}" in line
+    assert f"vLLM 0.33.1 is not supported; {remedy}" in ended.stderr
 
 
 @pytest.mark.parametrize(
