@@ -135,6 +135,19 @@ def test_numbered_gpu_is_the_only_one_that_vllm_sees(visible: str, seen: str) ->
 
 
 @pytest.mark.parametrize(
+    ("num_requests", "num_tokens", "largest"), [(64, 2048, 512), (40, 256, 256), (4096, 8192, 512)]
+)
+def test_graphs_are_captured_for_full_batches_and_for_several_scores(
+    num_requests: int, num_tokens: int, largest: int
+) -> None:
+    limits = VllmOptions(max_num_seqs=num_requests, max_num_batched_tokens=num_tokens)
+    sizes = options.graph_sizes(limits)
+    assert sizes == sorted(set(sizes))
+    assert sizes[-1] == largest
+    assert min(num_requests, largest) in sizes
+
+
+@pytest.mark.parametrize(
     ("engine", "options", "complaint"),
     [
         *(

@@ -41,7 +41,7 @@ FIELDS = {
     "vllm.v1.outputs:ModelRunnerOutput": {"req_ids", "sampled_token_ids"},
     "vllm.v1.worker.gpu_model_runner:ExecuteModelState": {"hidden_states", "aux_hidden_states"},
     "vllm.v1.engine:EngineCoreOutput": {"request_id", "finish_reason", "kv_transfer_params", "new_token_ids"},
-    "vllm.engine.arg_utils:AsyncEngineArgs": {*VllmOptions.model_fields},
+    "vllm.engine.arg_utils:AsyncEngineArgs": {*VllmOptions.model_fields, "cudagraph_capture_sizes"},
 }  # fmt: skip
 
 

@@ -37,6 +37,10 @@ NUM_LONGEST_CONTEXTS = 8
 CPU_BLOCK_SIZE = 32
 """Tokens of a block of the prefix cache on a CPU, the smallest size; on a GPU, vLLM's default applies."""
 
+GRAPH_SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+"""Numbers of tokens of a step that CUDA graphs are captured for. vLLM's own end at twice `max_num_seqs`, and a step in
+which several segments are scored has more. They are few because each graph keeps its own copy of all states."""
+
 ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """Runs the model in the scheduler's process. A CPU build would replace the name "uni" by a separate process, to bind
 threads to cores; here, the environment sets the number of threads."""
@@ -163,9 +167,17 @@ def engine_args(settings: "ModelSettings", model: Model) -> dict[str, Any]:
             arguments["gpu_memory_utilization"] = 0.01
     if is_cpu:
         arguments |= {"block_size": CPU_BLOCK_SIZE, "enforce_eager": True}
+    elif not options.enforce_eager:
+        arguments["cudagraph_capture_sizes"] = graph_sizes(options)
     if options.tensor_parallel_size * options.pipeline_parallel_size == 1:
         arguments["distributed_executor_backend"] = ONE_PROCESS
     return arguments | options.model_dump(exclude_none=True)
+
+
+def graph_sizes(options: "VllmOptions") -> list[int]:
+    """Return the numbers of tokens of a step that CUDA graphs are captured for."""
+    sizes = {*GRAPH_SIZES, min(options.max_num_seqs, GRAPH_SIZES[-1])}
+    return sorted(size for size in sizes if size <= options.max_num_batched_tokens)
 
 
 def default_kv_bytes(config: PretrainedConfig, max_context_tokens: int) -> int:
