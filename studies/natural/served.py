@@ -23,6 +23,7 @@ from semspec.reporting.progress import Reporter
 from semspec.stack import StackConfig
 from semspec.types import Message
 from semspec_bench.configuration import parse
+from semspec_bench.intervals import Interval, interval_of_difference, interval_of_share
 from semspec_bench.record import ANSWERS, RECORDS, Record, read_records, write_answers
 from semspec_bench.run import Comparison, Plan
 from semspec_bench.runners.in_process import open_in_process
@@ -151,19 +152,21 @@ def _cells(
     gained, lost = int((right > base).sum()), int((right < base).sum())
     p = binomtest(gained, gained + lost).pvalue if gained + lost else 1.0
     own, every = (_means(rows, name, questions) for name in ("num_target_tokens", "num_tokens"))
-    speed_up = _interval(
+    speed_up = _cell(
         base_latency.mean() / latency.mean(),
-        base_latency[drawn].mean(1) / latency[drawn].mean(1),
+        _resampled(base_latency[drawn].mean(1) / latency[drawn].mean(1)),
         "{:.2f}",
     )
-    shares = _interval(own.sum() / every.sum(), own[drawn].sum(1) / every[drawn].sum(1), "{:.1%}")
+    by_target = _cell(
+        own.sum() / every.sum(), _resampled(own[drawn].sum(1) / every[drawn].sum(1)), "{:.1%}"
+    )
+    difference = _cell((right - base).mean(), interval_of_difference(right, base), "{:+.1%}")
+    compared = ["", "", ""] if label == "target" else [difference, f"{gained}, {lost}", f"{p:.3f}"]
     return [
         label,
-        _interval(right.mean(), right[drawn].mean(1), "{:.1%}"),
-        _interval((right - base).mean(), (right - base)[drawn].mean(1), "{:+.1%}"),
-        f"{gained}, {lost}",
-        f"{p:.3f}",
-        shares,
+        _cell(right.mean(), interval_of_share(right), "{:.1%}"),
+        *compared,
+        by_target,
         f"{every.mean():.0f}",
         f"{latency.mean():.1f} s",
         speed_up,
@@ -174,9 +177,13 @@ def _means(rows: Sequence[Record], name: str, questions: NDArray[np.intp]) -> Fl
     return by_question(np.array([getattr(row, name) for row in rows], dtype=np.float64), questions)
 
 
-def _interval(value: float, resampled: Floats, form: str) -> str:
-    low, high = np.quantile(resampled, (0.025, 0.975))
-    return f"{form} ({form} to {form})".format(value, low, high)
+def _resampled(values: Floats) -> Interval:
+    low, high = np.quantile(values, (0.025, 0.975))
+    return Interval(low, high)
+
+
+def _cell(value: float, interval: Interval, form: str) -> str:
+    return f"{form} ({form} to {form})".format(value, interval.low, interval.high)
 
 
 def main() -> None:
