@@ -9,7 +9,7 @@ import pytest
 
 from semspec.types import Writer
 from semspec_bench.gpu.shapes import PAPER
-from studies.simulate import load
+from studies.simulate import bounds, load
 from studies.simulate.engines import Host
 from studies.simulate.layouts import MEASUREMENTS, measured_times, setup_of
 from studies.simulate.roofline import H100, drafting, fitted_times, step_ms
@@ -211,3 +211,20 @@ def test_seed_and_number_of_answers_change_the_loads(tmp_path: Path) -> None:
         assert (facts["seed"], facts["answers"]) == (seed, num_answers)
         found.append(facts["rows"])
     assert found[0] != found[1] and found[0] != found[2]
+
+
+def test_faster_steps_replace_only_those_that_are_named() -> None:
+    measured = measured_times("target")
+    assert bounds.faster("target", decodes=False, scores=False) == measured
+    scored = bounds.faster("target", decodes=False, scores=True)
+    for number, points in measured.by_sequences.items():
+        [step_ms, *scores_ms] = [ms for _, ms in scored.by_sequences[number]]
+        assert step_ms == points[0][1]
+        for score_ms, (_, measured_ms) in zip(scores_ms, points[1:], strict=True):
+            assert step_ms + bounds.SCORE_MS <= score_ms < measured_ms
+    draft_ms = bounds.faster("draft", decodes=True, scores=True).step_ms(1, 1)
+    assert draft_ms == pytest.approx(1.043 / bounds.SHARE, rel=1e-3)
+
+
+def test_bounds_start_from_the_published_row() -> None:
+    assert f"{next(bounds.gains(1)):.2f}" == "1.67"
