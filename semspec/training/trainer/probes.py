@@ -174,7 +174,7 @@ class Fitter:
             probe, _ = fit(source, targets, labels, train, validation, recipe, progress)
         if not len(calibration):
             return probe
-        predicted = predict(probe, source, labels, calibration)
+        predicted = predict(probe, source, labels, calibration, recipe.device)
         return calibrate(probe, predicted, targets[calibration], recipe.calibration)
 
     def _probabilities(
@@ -185,7 +185,8 @@ class Fitter:
             rows = np.flatnonzero(mask)
             values = np.full(len(self.labels), np.nan, dtype=np.float32)
             probe = self.fitted(role, variant).probe
-            values[rows] = predict(probe, self._source(role, variant), self.labels, rows)
+            source = self._source(role, variant)
+            values[rows] = predict(probe, source, self.labels, rows, variant.recipe.device)
             self._predicted[name] = values
         return self._predicted[name]
 
