@@ -9,6 +9,7 @@ answers that `keep` writes.
 import argparse
 import asyncio
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from semspec.release import RELEASE_FILE
 from semspec.reporting.files import read_json, write_json
 from semspec.reporting.progress import Reporter
 from semspec.stack import StackConfig
-from semspec.types import Message
+from semspec.types import Message, Writer
 from semspec_bench.configuration import parse
 from semspec_bench.intervals import Interval, interval_of_difference, interval_of_share
 from semspec_bench.record import ANSWERS, RECORDS, Record, read_records, write_answers
@@ -60,9 +61,14 @@ COLUMNS = (
     "p",
     "tokens by the target",
     "mean tokens",
+    "drafted tokens accepted",
+    "computed speed",
     "mean time",
     "times the target's speed",
 )
+DRAFT_MS, READ_MS, WRITE_MS = 40.0, 18.0, 88.0
+"""Of a token drafted, read by the target, written by it: of one stream with packed weights, from
+benchmarks/results/natural-text. The computed speed of a strategy follows from them and its numbers of tokens."""
 
 
 def task(part: Any, limit: int | None) -> Task:
@@ -152,6 +158,10 @@ def _cells(
     gained, lost = int((right > base).sum()), int((right < base).sum())
     p = binomtest(gained, gained + lost).pvalue if gained + lost else 1.0
     own, every = (_means(rows, name, questions) for name in ("num_target_tokens", "num_tokens"))
+    drafted = by_question(np.array([num_drafted(row) for row in rows], np.float64), questions)
+    read_ms = 0.0 if label == "draft" else READ_MS
+    token_ms = (drafted * (DRAFT_MS + read_ms) + own * WRITE_MS).sum() / every.sum()
+    accepted = f"{(every - own).sum() / drafted.sum():.0%}" if drafted.any() else ""
     speed_up = _cell(
         base_latency.mean() / latency.mean(),
         _resampled(base_latency[drawn].mean(1) / latency[drawn].mean(1)),
@@ -168,9 +178,31 @@ def _cells(
         *compared,
         by_target,
         f"{every.mean():.0f}",
+        accepted,
+        f"{WRITE_MS / token_ms:.2f}",
         f"{latency.mean():.1f} s",
         speed_up,
     ]
+
+
+def without_texts(record: Record) -> Record:
+    """Return a record with who wrote each segment, the verdict and the numbers of tokens, but no texts."""
+    trace = []
+    for segment in record.trace:
+        kept = {name: segment[name] for name in ("writer", "num_tokens", "verdict")}
+        if rejected := segment.get("rejected"):
+            kept["rejected"] = {"num_tokens": rejected["num_tokens"]}
+        trace.append(kept)
+    return replace(record, trace=trace)
+
+
+def num_drafted(record: Record) -> int:
+    """Return the number of tokens of all drafts of segments, accepted or not."""
+    drafts = (
+        segment if segment["writer"] == Writer.DRAFT else segment.get("rejected")
+        for segment in record.trace
+    )
+    return sum(draft["num_tokens"] for draft in drafts if draft)
 
 
 def _means(rows: Sequence[Record], name: str, questions: NDArray[np.intp]) -> Floats:
@@ -217,7 +249,7 @@ def main() -> None:
         return
     records = read_records(options.run / RECORDS if options.run.is_dir() else options.run)
     if options.command == "keep":
-        write_answers(options.file, records)
+        write_answers(options.file, map(without_texts, records), with_traces=True)
     else:
         print("\n".join(report(records, options.timed)))
 
