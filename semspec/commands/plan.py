@@ -20,9 +20,9 @@ from semspec.probes.probe import HIDDEN_SIZES
 
 USABLE = 0.98
 """Usable share of a GPU's nominal memory: the rest is hidden from programs, or taken before they start."""
-GRAPH_BYTES = 5_190
-"""Bytes of CUDA graphs that return all states, for each number of a token's states. Computed: 2.7 for each of the 1,918
-tokens of `GRAPH_SIZES`, those of decoding counted twice; 3,760 were measured for the 1,390 tokens of vLLM's own."""
+GRAPH_BYTES = 4_020
+"""Bytes of CUDA graphs that return all states, for each number of a token's states, with 64 requests. Computed from
+3,760, measured for vLLM's own sizes: 1,390 tokens, those of decoding counted twice, where `graph_sizes` has 1,486."""
 PROCESS_BYTES = 2_600_000_000
 """Memory of a process besides tensors: 1 GB at its start, later what its allocator keeps between reads."""
 NCCL_BYTES = 1_000_000_000

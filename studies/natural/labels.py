@@ -138,6 +138,9 @@ def report(records: Sequence[Record]) -> Iterator[str]:
     of_all = said / sum(num_tokens for num_tokens, *_ in drafts)
     yield f"Drafted tokens in segments with the result of a sample of the target: {of_whole:.0%} of those in whole "
     yield f"segments, {of_all:.0%} of all."
+    for name in COMPARISONS:
+        accepted = interval(list(_accepted(records, name)))
+        yield f"With the true shares as p and q, by {name}, min(1, p/q) accepts {accepted} of the whole drafts. "
     yield "Share (95% interval over questions; segments)."
     yield ""
     yield f"| {' | '.join(COLUMNS)} |"
@@ -155,6 +158,15 @@ def report(records: Sequence[Record]) -> Iterator[str]:
                 ]
             for kind, keep in kinds:
                 yield f"| {name} | {writer} | {kind} | {' | '.join(shares(records, name, writer, keep))} |"
+
+
+def _accepted(records: Sequence[Record], name: str) -> Iterator[tuple[str, float]]:
+    """Yield the question of each whole draft, and the probability min(1, p/q) that perfect probes would accept it with."""
+    for record in records:
+        for place, sample in enumerate(record["samples"]):
+            if sample["writer"] == "draft" and sample[name] is not None:
+                p, q = (agreement(record["samples"], name, place, by) for by in ("target", "draft"))
+                yield record["question"], min(1.0, p / q) if q else float(p > 0)
 
 
 def _is_said(record: Record, draft: Record) -> bool:

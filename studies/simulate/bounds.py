@@ -1,8 +1,8 @@
 """`python -m studies.simulate.bounds`: what two H100 would gain if the slow steps that one was measured to take were
 faster. Prints a Markdown table.
 
-A step at the bound takes 1 / `SHARE` of the lower bound that the GPU's measured rates allow; the target's steps of
-decoding take that. Each row replaces some of the measured times: the draft's steps of decoding, or the target's scores.
+A step near the bound takes 1 / `SHARE` of the least time that the GPU's measured rates allow, as the target's steps of
+decoding do. Each row replaces some of the measured times: all steps of the draft, or the target's scores.
 """
 
 import json
@@ -29,14 +29,14 @@ SESSIONS = (1, 8, 32)
 SHARE = 0.7
 """Of the bound that a step reaches: the target's steps of decoding reach .69 to .75."""
 SCORE_MS = 3.0
-"""By which a score takes longer than a step of decoding, at least."""
+"""Assumed: by how much a score takes longer than a step of decoding, at least."""
 VARIANTS: Mapping[str, tuple[bool, bool]] = {
     "as measured": (False, False),
-    "scores at the bound": (False, True),
-    "draft at the bound": (True, False),
+    "scores near the bound": (False, True),
+    "draft near the bound": (True, False),
     "both": (True, True),
 }
-"""Whether the draft's steps and the target's scores are replaced."""
+"""Whether all steps of the draft are replaced, and the target's scores."""
 
 
 def floors(role: str) -> dict[tuple[int, int], float]:
@@ -49,7 +49,7 @@ def floors(role: str) -> dict[tuple[int, int], float]:
 
 
 def faster(role: str, decodes: bool, scores: bool) -> StepTimes:
-    """The measured steps of a model, some of them at the bound."""
+    """The measured steps of a model, some of them near the bound."""
     measured, bound = measured_times(role), floors(role)
     by_sequences = {}
     for number, points in measured.by_sequences.items():

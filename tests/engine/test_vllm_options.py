@@ -135,16 +135,21 @@ def test_numbered_gpu_is_the_only_one_that_vllm_sees(visible: str, seen: str) ->
 
 
 @pytest.mark.parametrize(
-    ("num_requests", "num_tokens", "largest"), [(64, 2048, 512), (40, 256, 256), (4096, 8192, 512)]
+    ("num_requests", "num_tokens", "sizes"),
+    [
+        (20, 2048, [1, 2, 4, 8, 16, 20, 128, 256, 512]),
+        (20, 300, [1, 2, 4, 8, 16, 20, 128, 256, 300]),
+        (20, 100, [1, 2, 4, 8, 16, 20, 100]),
+        (1, 2048, [1, 2, 4, 128, 256, 512]),
+        (256, 2048, []),  # vLLM's own end at 512
+        (64, 128, []),
+    ],
 )
 def test_graphs_are_captured_for_full_batches_and_for_several_scores(
-    num_requests: int, num_tokens: int, largest: int
+    num_requests: int, num_tokens: int, sizes: list[int]
 ) -> None:
     limits = VllmOptions(max_num_seqs=num_requests, max_num_batched_tokens=num_tokens)
-    sizes = options.graph_sizes(limits)
-    assert sizes == sorted(set(sizes))
-    assert sizes[-1] == largest
-    assert min(num_requests, largest) in sizes
+    assert options.graph_sizes(limits) == sizes
 
 
 @pytest.mark.parametrize(

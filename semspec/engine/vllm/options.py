@@ -37,9 +37,9 @@ NUM_LONGEST_CONTEXTS = 8
 CPU_BLOCK_SIZE = 32
 """Tokens of a block of the prefix cache on a CPU, the smallest size; on a GPU, vLLM's default applies."""
 
-GRAPH_SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-"""Numbers of tokens of a step that CUDA graphs are captured for. vLLM's own end at twice `max_num_seqs`, and a step in
-which several segments are scored has more. They are few because each graph keeps its own copy of all states."""
+LARGE_GRAPHS = (128, 256, 512)
+"""Tokens of CUDA graphs for steps in which several segments are scored. vLLM's own graphs end at twice `max_num_seqs`
+tokens, at most at 512. They are few because each keeps its own copy of all states."""
 
 ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """Runs the model in the scheduler's process. A CPU build would replace the name "uni" by a separate process, to bind
@@ -167,17 +167,21 @@ def engine_args(settings: "ModelSettings", model: Model) -> dict[str, Any]:
             arguments["gpu_memory_utilization"] = 0.01
     if is_cpu:
         arguments |= {"block_size": CPU_BLOCK_SIZE, "enforce_eager": True}
-    elif not options.enforce_eager:
-        arguments["cudagraph_capture_sizes"] = graph_sizes(options)
+    elif not options.enforce_eager and (sizes := graph_sizes(options)):
+        arguments["cudagraph_capture_sizes"] = sizes
     if options.tensor_parallel_size * options.pipeline_parallel_size == 1:
         arguments["distributed_executor_backend"] = ONE_PROCESS
     return arguments | options.model_dump(exclude_none=True)
 
 
 def graph_sizes(options: "VllmOptions") -> list[int]:
-    """Return the numbers of tokens of a step that CUDA graphs are captured for."""
-    sizes = {*GRAPH_SIZES, min(options.max_num_seqs, GRAPH_SIZES[-1])}
-    return sorted(size for size in sizes if size <= options.max_num_batched_tokens)
+    """Return the numbers of tokens of a step that CUDA graphs are captured for: for decoding those of vLLM, in steps of
+    8, then `LARGE_GRAPHS`. Empty where vLLM's own reach as far."""
+    most = min(options.max_num_batched_tokens, LARGE_GRAPHS[-1])
+    if 2 * options.max_num_seqs >= most:
+        return []
+    decoding = {1, 2, 4, *range(8, options.max_num_seqs, 8), options.max_num_seqs}
+    return sorted(decoding | {size for size in LARGE_GRAPHS if size < most} | {most})
 
 
 def default_kv_bytes(config: PretrainedConfig, max_context_tokens: int) -> int:
