@@ -26,13 +26,13 @@ from semspec.training.data.contexts import ProbeContext
 from semspec.training.data.labels import Labels
 from semspec.training.data.pair import Pair, info_of
 from semspec.training.data.stages import ClustersStage
-from semspec.training.evaluation.acceptance import Cost, Outcome, card_curve, default_rule
+from semspec.training.evaluation.acceptance import Cost, card_curve, default_rule
 from semspec.training.evaluation.evaluate import Evidence, Report, evaluate
 from semspec.training.evaluation.likelihood import LikelihoodReport, Pilot, calibrated, predicted
 from semspec.training.files import StageFolder
 from semspec.training.trainer.probes import ALTERNATIVES, SERVED, Fitter, Variant, Variants
 from semspec.training.trainer.states import FeatureSource, StateStore
-from semspec.types import ModelInfo, SamplingParams, Segmentation, Writer
+from semspec.types import Acceptance, ModelInfo, SamplingParams, Segmentation, Writer
 
 NUM_TIMED_CONTEXTS = 24
 TAIL_CHARACTERS = 400
@@ -150,13 +150,13 @@ class Export:
         )
 
     def _default(
-        self, semantic: Outcome | None, likelihood: LikelihoodReport | None
+        self, semantic: Acceptance | None, likelihood: LikelihoodReport | None
     ) -> dict[str, object]:
-        """Return the rule of the release. `semantic`: that recommended for the probes, if any."""
+        """Return the rule of the release. `semantic`: the rule recommended for the probes, if any."""
         infos = self._infos()
-        point = likelihood.chosen if likelihood else None
+        speed_up = likelihood.chosen.speed_up if likelihood else None
         tokenizers = infos["draft"].tokenizer, infos["target"].tokenizer
-        return default_rule(semantic, point, self._config.report.gamma, *tokenizers)
+        return default_rule(semantic, speed_up, self._config.report.gamma, *tokenizers)
 
     def report(self, pair: Pair) -> None:
         """Evaluate the probes; write the report, then the probes with their cards and the recommended rule."""
@@ -348,12 +348,12 @@ class Export:
 
     def _export(self, report: Report, likelihood: LikelihoodReport | None) -> None:
         """Write probes and cards before `pair.json`, which names them."""
-        output = self._config.output
+        output, chosen = self._config.output, report.recommendation.chosen
         self._save(self._variants.served, report, output)
         for variant in self._variants.compared:
             if variant.name in ALTERNATIVES:
                 self._save(variant, report, output / "alternatives" / ALTERNATIVES[variant.name])
-        rule = self._default(report.recommendation.chosen, likelihood)
+        rule = self._default(chosen.rule if chosen else None, likelihood)
         release = export_release(self._config, rule)
         self._reporter.say(f"default of the release: {release.rule['strategy']}")
 

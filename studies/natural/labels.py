@@ -161,7 +161,7 @@ def report(records: Sequence[Record]) -> Iterator[str]:
 
 
 def _accepted(records: Sequence[Record], name: str) -> Iterator[tuple[str, float]]:
-    """Yield the question of each whole draft, and the probability min(1, p/q) that perfect probes would accept it with."""
+    """Yield the question of each whole draft, and the probability with which perfect probes would accept it."""
     for record in records:
         for place, sample in enumerate(record["samples"]):
             if sample["writer"] == "draft" and sample[name] is not None:

@@ -12,12 +12,10 @@ from sklearn.metrics import log_loss as sklearn_log_loss
 from sklearn.metrics import roc_auc_score
 
 from semspec.errors import InvalidRequest
-from semspec.reporting.numbers import Measured
 from semspec.training.data.labels import Labels
 from semspec.training.evaluation.acceptance import (
     Cost,
     Drafts,
-    Outcome,
     card_curve,
     default_rule,
     outcome,
@@ -29,7 +27,6 @@ from semspec.training.evaluation.evaluate import (
     Evidence,
     evaluate,
 )
-from semspec.training.evaluation.likelihood import LikelihoodPoint
 from semspec.training.evaluation.metrics import (
     Resampling,
     auroc,
@@ -182,42 +179,32 @@ def test_rule_is_recommended_only_within_the_limit(
     assert (recommended.chosen is not None) == (basis == "limit met")
 
 
-def recommended(speed_up: float, wrong_accepted: float = 0.02) -> Outcome:
-    return Outcome(0.4, 0.8, 0.95, wrong_accepted, 0.01, speed_up)
-
-
-def calibrated(speed_up: float, wrong_accepted: float = 0.02) -> LikelihoodPoint:
-    return LikelihoodPoint(0.3, Measured(0.8), Measured(0.95), Measured(wrong_accepted), speed_up)
-
-
-SEMANTIC = {
-    "strategy": "semantic",
-    "gamma": 2,
-    "acceptance": {"rule": "threshold", "threshold": 0.4},
-}
-LIKELIHOOD = {"strategy": "likelihood", "gamma": 2}
-
-
 @pytest.mark.parametrize(
-    ("semantic", "likelihood", "tokenizers", "rule"),
+    ("semantic", "speed_up", "tokenizers", "rule"),
     [
-        (recommended(1.5), calibrated(1.1), ("a.1", "a.2"), SEMANTIC),
-        (recommended(1.5), calibrated(1.45), ("a.1", "a.2"), LIKELIHOOD),
-        (recommended(1.5), calibrated(2.0, wrong_accepted=0.1), ("a.1", "a.2"), SEMANTIC),
-        (recommended(1.5), None, ("a.1", "b.1"), SEMANTIC),
-        (None, calibrated(1.2), ("a.1", "b.1"), LIKELIHOOD),
-        (None, calibrated(0.7), ("a.1", "a.2"), {"strategy": "token-level"}),
-        (None, calibrated(0.7), ("a.1", "b.1"), {"strategy": "target"}),
+        (
+            Acceptance("threshold", 0.4),
+            2.0,
+            ("a.1", "a.2"),
+            {
+                "strategy": "semantic",
+                "gamma": 2,
+                "acceptance": {"rule": "threshold", "threshold": 0.4},
+            },
+        ),
+        (None, 1.2, ("a.1", "b.1"), {"strategy": "likelihood", "gamma": 2}),
+        (None, 0.7, ("a.1", "a.2"), {"strategy": "token-level"}),
+        (None, 0.7, ("a.1", "b.1"), {"strategy": "target"}),
         (None, None, ("a.1", "a.2"), {"strategy": "token-level"}),
     ],
 )
-def test_default_is_the_simplest_of_the_fastest_within_the_limit(
-    semantic: Outcome | None,
-    likelihood: LikelihoodPoint | None,
+def test_nothing_lossy_is_the_default_that_is_slow(
+    semantic: Acceptance | None,
+    speed_up: float | None,
     tokenizers: tuple[str, str],
     rule: dict[str, object],
 ) -> None:
-    assert default_rule(semantic, likelihood, 2, *tokenizers) == rule
+    assert default_rule(semantic, speed_up, 2, *tokenizers) == rule
 
 
 def test_recommended_rule_has_not_seen_the_test_questions() -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import nan
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,17 +13,12 @@ from semspec.reporting.files import plain
 from semspec.training.evaluation.metrics import Floats, Mask, Resampling, upper_limit
 from semspec.types import Acceptance, shares_ordinary_tokens
 
-if TYPE_CHECKING:
-    from semspec.training.evaluation.likelihood import LikelihoodPoint
-
 THRESHOLDS = tuple(round(0.05 * step, 2) for step in range(1, 21))
 """Thresholds of the candidate rules, in addition to `sample`."""
 DENSE_THRESHOLDS = (0.0, *np.geomspace(0.03, 30, 61).round(4).tolist())
 """Thresholds of the plotted curves."""
 LEAST_SPEED_UP = 1.1
 """Least estimated speed-up over the target alone with which a lossy strategy is a release's default."""
-SIMPLER_COSTS = 0.05
-"""Share of the speed-up that a default without probes may cost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,27 +159,18 @@ def served_rule(rule: Acceptance, gamma: int) -> dict[str, object]:
 
 
 def default_rule(
-    semantic: Outcome | None,
-    likelihood: "LikelihoodPoint | None",
+    semantic: Acceptance | None,
+    likelihood_speed_up: float | None,
     gamma: int,
     draft_tokenizer: str,
     target_tokenizer: str,
 ) -> dict[str, object]:
-    """Return the rule in `pair.json`: that recommended for the probes, or `likelihood` where it is fast enough; else
-    the first exact strategy that the pair supports.
-
-    `likelihood` is preferred to a recommended rule if it accepts no more of the wrong segments and is at most
-    `SIMPLER_COSTS` slower, because it needs no probes.
-    """
-    if likelihood is not None and likelihood.speed_up >= LEAST_SPEED_UP:
-        is_as_good = semantic is None or (
-            likelihood.wrong_accepted.value <= semantic.wrong_accepted
-            and likelihood.speed_up >= (1 - SIMPLER_COSTS) * semantic.speed_up
-        )
-        if is_as_good:
-            return {"strategy": "likelihood", "gamma": gamma}
+    """Return the rule in `pair.json`: that of the probes if one is recommended, else `likelihood` if it is calibrated
+    and estimated fast enough, else the first exact strategy that the pair supports."""
     if semantic is not None:
-        return served_rule(semantic.rule, gamma)
+        return served_rule(semantic, gamma)
+    if likelihood_speed_up is not None and likelihood_speed_up >= LEAST_SPEED_UP:
+        return {"strategy": "likelihood", "gamma": gamma}
     shares = shares_ordinary_tokens(draft_tokenizer, target_tokenizer)
     return {"strategy": "token-level" if shares else "target"}
 
