@@ -8,6 +8,8 @@ from semspec_bench.record import read_records
 from studies.natural import agreement, beginnings, labels, separation, served
 from studies.natural.files import read_compressed
 
+QWEN_TIMES = served.TokenTimes(draft=40, read=18, write=88)
+"""Of Qwen2.5-Coder 0.5B and 1.5B with packed weights, from benchmarks/results/natural-text."""
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "natural-meaning"
 
 
@@ -26,7 +28,8 @@ def report() -> Iterator[str]:
         yield ""
         yield from beginnings.table(truth, scores, question)
     yield "\n## Answers\n"
-    yield from served.report(read_records(RESULTS / "answers.jsonl.gz"), is_timed=False)
+    answers = read_records(RESULTS / "answers.jsonl.gz")
+    yield from served.report(answers, is_timed=False, times=QWEN_TIMES)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ answers that `keep` writes.
 import argparse
 import asyncio
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,14 +61,20 @@ COLUMNS = (
     "p",
     "tokens by the target",
     "mean tokens",
-    "drafted tokens accepted",
-    "computed speed",
-    "mean time",
-    "times the target's speed",
 )
-DRAFT_MS, READ_MS, WRITE_MS = 40.0, 18.0, 88.0
-"""Of a token drafted, read by the target, written by it: of one stream with packed weights, from
-benchmarks/results/natural-text. The computed speed of a strategy follows from them and its numbers of tokens."""
+TIMED = ("mean time", "times the target's speed")
+COMPUTED = ("drafted tokens accepted", "computed speed")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTimes:
+    """Times in ms of a token of one stream, from which the speed of a strategy is computed by its numbers of tokens."""
+
+    draft: float
+    read: float
+    """Of the target, for a token of a drafted segment."""
+    write: float
+    """Of the target."""
 
 
 def task(part: Any, limit: int | None) -> Task:
@@ -119,7 +125,9 @@ async def run(options: argparse.Namespace) -> None:
         await comparison.run({"in-process": runner}, plan.configurations)
 
 
-def report(records: Sequence[Record], is_timed: bool) -> Iterator[str]:
+def report(
+    records: Sequence[Record], is_timed: bool, times: TokenTimes | None = None
+) -> Iterator[str]:
     """Yield the lines of the table over the questions that all strategies have answered, Markdown.
 
     A question is gained or lost when the strategy has more or fewer right answers to it than the target; the sign test
@@ -137,13 +145,18 @@ def report(records: Sequence[Record], is_timed: bool) -> Iterator[str]:
     drawn = np.random.default_rng(0).integers(0, num_questions, (NUM_RESAMPLES, num_questions))
     yield f"{num_questions} questions, {len(keys)} answers by each strategy. 95% intervals over questions."
     yield ""
-    columns = COLUMNS if is_timed else COLUMNS[:-2]
+    columns = COLUMNS + (TIMED if is_timed else ()) + (COMPUTED if times else ())
     yield f"| {' | '.join(columns)} |"
     yield "|---" * len(columns) + "|"
     target = [answers["target"][key] for key in keys]
     for label in sorted(answers, key=lambda label: label != "target"):
         rows = [answers[label][key] for key in keys]
-        yield f"| {' | '.join(_cells(label, rows, target, questions, drawn)[: len(columns)])} |"
+        cells = _cells(label, rows, target, questions, drawn)
+        if is_timed:
+            cells += _timed(rows, target, questions, drawn)
+        if times:
+            cells += _computed(label, rows, times)
+        yield f"| {' | '.join(cells)} |"
 
 
 def _cells(
@@ -154,35 +167,48 @@ def _cells(
     drawn: NDArray[np.int64],
 ) -> list[str]:
     right, base = (_means(side, "is_right", questions) for side in (rows, target))
-    latency, base_latency = (_means(side, "latency_s", questions) for side in (rows, target))
     gained, lost = int((right > base).sum()), int((right < base).sum())
     p = binomtest(gained, gained + lost).pvalue if gained + lost else 1.0
     own, every = (_means(rows, name, questions) for name in ("num_target_tokens", "num_tokens"))
-    drafted = by_question(np.array([num_drafted(row) for row in rows], np.float64), questions)
-    read_ms = 0.0 if label == "draft" else READ_MS
-    token_ms = (drafted * (DRAFT_MS + read_ms) + own * WRITE_MS).sum() / every.sum()
-    accepted = f"{(every - own).sum() / drafted.sum():.0%}" if drafted.any() else ""
-    speed_up = _cell(
-        base_latency.mean() / latency.mean(),
-        _resampled(base_latency[drawn].mean(1) / latency[drawn].mean(1)),
-        "{:.2f}",
-    )
-    by_target = _cell(
-        own.sum() / every.sum(), _resampled(own[drawn].sum(1) / every[drawn].sum(1)), "{:.1%}"
-    )
+    by_target = _resampled(own[drawn].sum(1) / every[drawn].sum(1))
     difference = _cell((right - base).mean(), interval_of_difference(right, base), "{:+.1%}")
     compared = ["", "", ""] if label == "target" else [difference, f"{gained}, {lost}", f"{p:.3f}"]
     return [
         label,
         _cell(right.mean(), interval_of_share(right), "{:.1%}"),
         *compared,
-        by_target,
+        _cell(own.sum() / every.sum(), by_target, "{:.1%}"),
         f"{every.mean():.0f}",
-        accepted,
-        f"{WRITE_MS / token_ms:.2f}",
-        f"{latency.mean():.1f} s",
-        speed_up,
     ]
+
+
+def _timed(
+    rows: Sequence[Record],
+    target: Sequence[Record],
+    questions: NDArray[np.intp],
+    drawn: NDArray[np.int64],
+) -> list[str]:
+    latency, base = (_means(side, "latency_s", questions) for side in (rows, target))
+    speed_up = _resampled(base[drawn].mean(1) / latency[drawn].mean(1))
+    return [f"{latency.mean():.1f} s", _cell(base.mean() / latency.mean(), speed_up, "{:.2f}")]
+
+
+def _computed(label: str, rows: Sequence[Record], times: TokenTimes) -> list[str]:
+    """Return the cells of `COMPUTED`; empty where the traces do not tell all that was drafted and read."""
+    is_known = all(row.trace and not row.num_proposed_tokens for row in rows)
+    if not is_known or "gamma" in label or label.startswith("spec-thinking"):
+        return ["", ""]
+    drafted, written, total = (
+        sum(numbers)
+        for numbers in zip(
+            *((num_drafted(row), row.num_target_tokens or 0, row.num_tokens) for row in rows),
+            strict=True,
+        )
+    )
+    read_ms = 0.0 if label == "draft" else times.read
+    spent_ms = drafted * (times.draft + read_ms) + written * times.write
+    accepted = f"{(total - written) / drafted:.0%}" if drafted else ""
+    return [accepted, f"{total * times.write / spent_ms:.2f}"]
 
 
 def without_texts(record: Record) -> Record:
@@ -197,7 +223,8 @@ def without_texts(record: Record) -> Record:
 
 
 def num_drafted(record: Record) -> int:
-    """Return the number of tokens of all drafts of segments, accepted or not."""
+    """Return the number of tokens of the recorded drafts of segments, accepted or not. Drafts after a rejected one, and
+    those made ahead in vain, are not recorded."""
     drafts = (
         segment if segment["writer"] == Writer.DRAFT else segment.get("rejected")
         for segment in record.trace

@@ -11,7 +11,7 @@ import pytest
 from semspec.errors import InvalidRequest
 from semspec_bench.record import ANSWERS, Record, read_records, write_answers
 from semspec_bench.run import claim
-from studies.natural.served import make_plan, report, without_texts
+from studies.natural.served import TokenTimes, make_plan, report, without_texts
 from tests.bench.test_summary import record
 
 
@@ -35,7 +35,7 @@ def test_report_counts_questions_with_more_or_fewer_right_answers() -> None:
     head, _, _, _, first, second = report(target + draft, is_timed=True)
     assert head.startswith("40 questions, 80 answers")
     assert cells(first)[:1] + cells(first)[2:5] == ["target", "", "", ""]
-    label, right, difference, counts, p, share, _, _, _, _, speed_up = cells(second)
+    label, right, difference, counts, p, share, _, _, speed_up = cells(second)
     assert (label, counts) == ("draft", "1, 8")
     assert right.startswith("31.2% (") and difference.startswith("-18.8% (")
     assert float(p) == pytest.approx(2 * 10 / 2**9, abs=1e-3)  # 0 or 1 of 9, both sides
@@ -47,7 +47,7 @@ def test_intervals_count_questions_not_answers() -> None:
     low, high = (float(part.strip("%)( ")) for part in cells(line)[1].split("(")[1].split("to"))
     error = np.sqrt(0.25 / 40)
     assert (high - low) / 100 == pytest.approx(2 * 1.96 * error, rel=0.15)
-    assert len(cells(line)) == 9
+    assert len(cells(line)) == 7
 
 
 def test_speed_is_computed_from_drafted_and_written_tokens(tmp_path: Path) -> None:
@@ -67,8 +67,12 @@ def test_speed_is_computed_from_drafted_and_written_tokens(tmp_path: Path) -> No
         map(without_texts, [*answers("target", right=20), *judged]),
         with_traces=True,
     )
-    [*_, line] = report(read_records(file), is_timed=False)
+    times = TokenTimes(draft=40, read=18, write=88)
+    [*_, line] = report(read_records(file), is_timed=False, times=times)
     assert cells(line)[-2:] == ["38%", f"{100 * 88 / (80 * (40 + 18) + 70 * 88):.2f}"]
+    untold = answers("likelihood:gamma=2", right=20, trace=trace)
+    [*_, line] = report([*answers("target", right=20), *untold], is_timed=False, times=times)
+    assert cells(line)[-2:] == ["", ""]
     assert '"text"' not in gzip.decompress(file.read_bytes()).decode()
 
 
