@@ -33,6 +33,7 @@ MODEL = "semspec-demo"
 STREAMS = (1, 2, 4, 8, 16, 32, 64)
 REQUESTS_PER_STREAM, LEAST_REQUESTS = 5, 20
 SAMPLING = {"temperature": 0.6, "top_p": 0.95, "max_tokens": 512}
+OURS = ("semantic", "target", "adaptive")
 START_S, STOP_S = 300.0, 20.0
 
 
@@ -196,8 +197,8 @@ def report(file: Path) -> str:
     rates: dict[tuple[str, int], dict[int, float]] = {}
     for row in rows_in(file)[1:]:
         rates.setdefault((row["system"], row["streams"]), {})[row["block"]] = row["requests_per_s"]
-    systems = list(dict.fromkeys(system for system, _ in rates))
-    pairs = [(a, b) for a, b in (("semantic", "vLLM"), ("semantic", "target")) if b in systems]
+    systems = [*OURS, *({system for system, _ in rates} - {*OURS})]
+    pairs = [("semantic", other) for other in systems if other not in ("semantic", "adaptive")]
     lines = [
         f"| streams | {' | '.join(systems)} | {' | '.join(f'{a} / {b}' for a, b in pairs)} | adaptive / the better |",
         "|---" * (len(systems) + len(pairs) + 2) + "|",
