@@ -34,6 +34,7 @@ STREAMS = (1, 2, 4, 8, 16, 32, 64)
 REQUESTS_PER_STREAM, LEAST_REQUESTS = 5, 20
 SAMPLING = {"temperature": 0.6, "top_p": 0.95, "max_tokens": 512}
 OURS = ("semantic", "target", "adaptive")
+QUIET = ("--no-enable-log-requests", "--disable-uvicorn-access-log")
 START_S, STOP_S = 300.0, 20.0
 
 
@@ -81,7 +82,7 @@ async def vllm(
         "VLLM_LOGGING_LEVEL": "ERROR",
         "VLLM_NO_USAGE_STATS": "1",
     }
-    command = [python, "-m", "vllm.entrypoints.openai.api_server", "--no-enable-log-requests"]
+    command = [python, "-m", "vllm.entrypoints.openai.api_server", *QUIET]
     command += [str(word) for argument in arguments.items() for word in argument]
     process = await asyncio.create_subprocess_exec(
         *bound_command(command), env=environment, start_new_session=True

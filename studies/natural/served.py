@@ -133,6 +133,28 @@ def report(
     A question is gained or lost when the strategy has more or fewer right answers to it than the target; the sign test
     on these is McNemar's exact test where each question has one answer.
     """
+    answers = by_strategy(records)
+    target = answers["target"]
+    questions = np.unique([record.question for record in target], return_inverse=True)[1]
+    num_questions = int(questions.max()) + 1
+    drawn = np.random.default_rng(0).integers(0, num_questions, (NUM_RESAMPLES, num_questions))
+    yield f"{num_questions} questions, {len(target)} answers by each strategy. 95% intervals over questions."
+    yield ""
+    columns = COLUMNS + (TIMED if is_timed else ()) + (COMPUTED if times else ())
+    yield f"| {' | '.join(columns)} |"
+    yield "|---" * len(columns) + "|"
+    for label, rows in answers.items():
+        cells = _cells(label, rows, target, questions, drawn)
+        if is_timed:
+            cells += _timed(rows, target, questions, drawn)
+        if times:
+            cells += _computed(label, rows, times)
+        yield f"| {' | '.join(cells)} |"
+
+
+def by_strategy(records: Sequence[Record]) -> dict[str, list[Record]]:
+    """Return the answers of each strategy, the target first, to the questions that all have answered, in one order.
+    Raises: SystemExit when there are none, or none of the target's."""
     answers: dict[str, dict[tuple[str, int], Record]] = {}
     for record in records:
         label = record.label.removeprefix("in-process/")
@@ -140,23 +162,8 @@ def report(
     keys = sorted(set.intersection(*map(set, answers.values()))) if "target" in answers else []
     if not keys:
         raise SystemExit("no question has been answered by all strategies and the target")
-    questions = np.unique([question for question, _ in keys], return_inverse=True)[1]
-    num_questions = int(questions.max()) + 1
-    drawn = np.random.default_rng(0).integers(0, num_questions, (NUM_RESAMPLES, num_questions))
-    yield f"{num_questions} questions, {len(keys)} answers by each strategy. 95% intervals over questions."
-    yield ""
-    columns = COLUMNS + (TIMED if is_timed else ()) + (COMPUTED if times else ())
-    yield f"| {' | '.join(columns)} |"
-    yield "|---" * len(columns) + "|"
-    target = [answers["target"][key] for key in keys]
-    for label in sorted(answers, key=lambda label: label != "target"):
-        rows = [answers[label][key] for key in keys]
-        cells = _cells(label, rows, target, questions, drawn)
-        if is_timed:
-            cells += _timed(rows, target, questions, drawn)
-        if times:
-            cells += _computed(label, rows, times)
-        yield f"| {' | '.join(cells)} |"
+    labels = sorted(answers, key=lambda label: label != "target")
+    return {label: [answers[label][key] for key in keys] for label in labels}
 
 
 def _cells(
@@ -194,21 +201,26 @@ def _timed(
 
 
 def _computed(label: str, rows: Sequence[Record], times: TokenTimes) -> list[str]:
-    """Return the cells of `COMPUTED`; empty where the traces do not tell all that was drafted and read."""
+    """Return the cells of `COMPUTED`."""
+    if (speed := computed_speed(label, rows, times)) is None:
+        return ["", ""]
+    drafted = sum(map(num_drafted, rows))
+    kept = sum(row.num_tokens - (row.num_target_tokens or 0) for row in rows)
+    return [f"{kept / drafted:.0%}" if drafted else "", f"{speed:.2f}"]
+
+
+def computed_speed(label: str, rows: Sequence[Record], times: TokenTimes) -> float | None:
+    """Return how many times as fast as the target alone a strategy writes its tokens.
+
+    None where the traces do not tell all that was drafted and read: of tokens, of several segments at a time, or ahead.
+    """
     is_known = all(row.trace and not row.num_proposed_tokens for row in rows)
     if not is_known or "gamma" in label or label.startswith("spec-thinking"):
-        return ["", ""]
-    drafted, written, total = (
-        sum(numbers)
-        for numbers in zip(
-            *((num_drafted(row), row.num_target_tokens or 0, row.num_tokens) for row in rows),
-            strict=True,
-        )
-    )
+        return None
+    written = sum(row.num_target_tokens or 0 for row in rows)
     read_ms = 0.0 if label == "draft" else times.read
-    spent_ms = drafted * (times.draft + read_ms) + written * times.write
-    accepted = f"{(total - written) / drafted:.0%}" if drafted else ""
-    return [accepted, f"{total * times.write / spent_ms:.2f}"]
+    spent_ms = sum(map(num_drafted, rows)) * (times.draft + read_ms) + written * times.write
+    return sum(row.num_tokens for row in rows) * times.write / spent_ms
 
 
 def without_texts(record: Record) -> Record:

@@ -115,4 +115,10 @@ TINY = Scale(
     copy_bytes=1 << 20,
     matrix_side=128,
 )
-SCALES = {"paper": PAPER, "quarter-hour": QUARTER_HOUR, "tiny": TINY}
+CPU = replace(
+    TINY,
+    target=Shape("target for a CPU", 6, 768, 3072, 12, 12, 8192),
+    target_sizes=Sizes(1024, 0.2, (1, 8), 256, (), (256,), (1, 20, 40), 3),
+)
+"""A target whose step of decoding takes 20 to 40 ms on a core of a CPU, in fp32: 0.3 GB."""
+SCALES = {"paper": PAPER, "quarter-hour": QUARTER_HOUR, "tiny": TINY, "cpu": CPU}
