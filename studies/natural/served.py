@@ -179,7 +179,8 @@ def _cells(
     own, every = (_means(rows, name, questions) for name in ("num_target_tokens", "num_tokens"))
     by_target = _resampled(own[drawn].sum(1) / every[drawn].sum(1))
     difference = _cell((right - base).mean(), interval_of_difference(right, base), "{:+.1%}")
-    compared = ["", "", ""] if label == "target" else [difference, f"{gained}, {lost}", f"{p:.3f}"]
+    shown_p = "<0.001" if p < 0.001 else f"{p:.3f}"
+    compared = ["", "", ""] if label == "target" else [difference, f"{gained}, {lost}", shown_p]
     return [
         label,
         _cell(right.mean(), interval_of_share(right), "{:.1%}"),
