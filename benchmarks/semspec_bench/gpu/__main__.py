@@ -60,9 +60,19 @@ QUARTER_HOUR_STAGES = {"light": (10, 20), "parity": (60, 150), "target": (120, 2
                        "answers": (60, 230), "plain": (60, 110), "tp2": (120, 240)}  # fmt: skip
 """The same in a quarter of an hour, on one GPU; `tp2` only if the others leave time."""
 TINY_STAGES = dict.fromkeys(STAGES, (5, 600))
-STAGES_OF_SCALE = {"paper": STAGES, "quarter-hour": QUARTER_HOUR_STAGES, "tiny": TINY_STAGES, "cpu": TINY_STAGES}
+STAGES_OF_SCALE = {
+    "paper": STAGES,
+    "quarter-hour": QUARTER_HOUR_STAGES,
+    "tiny": TINY_STAGES,
+    "cpu": TINY_STAGES,
+}
 MINUTES = {"paper": 30.0, "quarter-hour": 15.0, "tiny": 30.0, "cpu": 30.0}
-DEFAULT_PAIRS = {"paper": HUB_PAIR, "quarter-hour": SMALL_HUB_PAIR, "tiny": str(BUNDLED_PAIR), "cpu": str(BUNDLED_PAIR)}
+DEFAULT_PAIRS = {
+    "paper": HUB_PAIR,
+    "quarter-hour": SMALL_HUB_PAIR,
+    "tiny": str(BUNDLED_PAIR),
+    "cpu": str(BUNDLED_PAIR),
+}
 RESULTS = Path(__file__).parents[2] / "results"
 NO_VLLM = "vLLM is not installed where this runs: make setup TORCH_VARIANT=cuda"
 
