@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from unittest.mock import patch
 
 import pytest
@@ -18,10 +19,11 @@ from semspec.engine.torch_engine import TorchEngine
 from semspec.engine.vllm import options
 from semspec.engine.vllm.options import fingerprint, load_model, prepare_environment
 from semspec.engine.vllm.process import reason_in, remedy_for
+from semspec.engine.vllm.requests import Model
 from semspec.errors import Mismatch
 from semspec.settings import load_settings
 from semspec.stack.config import BUNDLED_PAIR
-from semspec.types import Writer
+from semspec.types import ModelInfo, Writer
 from semspec_target.settings import TargetSettings
 from tests.helpers.checkpoints import edit_json
 from tests.helpers.processes import left_alive
@@ -132,6 +134,23 @@ def test_numbered_gpu_is_the_only_one_that_vllm_sees(visible: str, seen: str) ->
     with patch.dict(os.environ, {"CUDA_VISIBLE_DEVICES": visible}):
         prepare_environment(threads=1, device="cuda:1")
         assert os.environ["CUDA_VISIBLE_DEVICES"] == seen
+
+
+@pytest.mark.parametrize(
+    ("is_cpu", "chosen", "has_graphs"),
+    [(False, {}, True), (False, {"enforce_eager": True}, False), (True, {}, False)],
+)
+def test_graph_sizes_are_asked_for_on_gpus_alone(
+    is_cpu: bool, chosen: dict[str, bool], has_graphs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    platform = SimpleNamespace(is_cpu=lambda: is_cpu)
+    monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
+    monkeypatch.setitem(sys.modules, "vllm.platforms", SimpleNamespace(current_platform=platform))
+    settings = ModelSettings(model="any", engine="vllm", vllm_options=chosen)
+    info = ModelInfo("any", "fingerprint", "tokenizer", 2, 8, 512)
+    arguments = options.engine_args(settings, Model("folder", info, (1,), 100, Writer.TARGET))
+    assert arguments.get("cudagraph_capture_sizes", [0])[-1] == (512 if has_graphs else 0)
+    assert bool(arguments.get("enforce_eager")) == (not has_graphs)
 
 
 @pytest.mark.parametrize(
