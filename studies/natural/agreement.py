@@ -96,7 +96,9 @@ def report(records: Sequence[Record]) -> Iterator[str]:
     ]
     by = np.array([record.get("by") for record in known])
     everywhere = np.ones(len(known), bool)
-    compared = [(f"{one}, {other}", one, other, everywhere) for one, other in combinations(WAYS, 2)]
+    compared = [
+        (f"{first}, {second}", first, second, everywhere) for first, second in combinations(WAYS, 2)
+    ]
     compared += [
         (
             f"reader, result; a segment of the target and one of the {writer}",
@@ -106,8 +108,8 @@ def report(records: Sequence[Record]) -> Iterator[str]:
         for writer in ("target", "draft")
         if (by == writer).any()
     ]
-    for label, one, other, is_kept in compared:
-        a, b = np.array(said[one], bool), np.array(said[other], bool)
+    for label, first, second, is_kept in compared:
+        a, b = np.array(said[first], bool), np.array(said[second], bool)
         counts = [int((cell & is_kept).sum()) for cell in (a & b, a & ~b, ~a & b, ~a & ~b)]
         kept = [rows[is_kept[rows]] for rows in drawn]
         kappas = [cohen_kappa_score(a[rows], b[rows]) for rows in kept if len(rows)]

@@ -133,9 +133,9 @@ def report(records: Sequence[Record]) -> Iterator[str]:
         for sample in record["samples"]
         if sample["writer"] == "draft"
     ]
-    said = sum(num_tokens for num_tokens, _, is_said in drafts if is_said)
-    of_whole = said / sum(num_tokens for num_tokens, is_whole, _ in drafts if is_whole)
-    of_all = said / sum(num_tokens for num_tokens, *_ in drafts)
+    num_said = sum(num_tokens for num_tokens, _, is_said in drafts if is_said)
+    of_whole = num_said / sum(num_tokens for num_tokens, is_whole, _ in drafts if is_whole)
+    of_all = num_said / sum(num_tokens for num_tokens, *_ in drafts)
     yield f"Drafted tokens in segments with the result of a sample of the target: {of_whole:.0%} of those in whole "
     yield f"segments, {of_all:.0%} of all."
     for name in COMPARISONS:

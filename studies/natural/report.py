@@ -9,7 +9,7 @@ from studies.natural import agreement, beginnings, labels, separation, served
 from studies.natural.files import read_compressed
 
 QWEN_TIMES = served.TokenTimes(draft=40, read=18, write=88)
-"""Of Qwen2.5-Coder 0.5B and 1.5B with packed weights, from benchmarks/results/natural-text."""
+"""Times of Qwen2.5-Coder 0.5B and 1.5B with packed weights, from benchmarks/results/natural-text."""
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "natural-meaning"
 
 

@@ -72,9 +72,9 @@ class TokenTimes:
 
     draft: float
     read: float
-    """Of the target, for a token of a drafted segment."""
+    """Time in which the target reads a token of a drafted segment."""
     write: float
-    """Of the target."""
+    """Time in which the target writes a token."""
 
 
 def task(part: Any, limit: int | None) -> Task:
@@ -176,8 +176,10 @@ def _cells(
     right, base = (_means(side, "is_right", questions) for side in (rows, target))
     gained, lost = int((right > base).sum()), int((right < base).sum())
     p = binomtest(gained, gained + lost).pvalue if gained + lost else 1.0
-    own, every = (_means(rows, name, questions) for name in ("num_target_tokens", "num_tokens"))
-    by_target = _resampled(own[drawn].sum(1) / every[drawn].sum(1))
+    by_target, total = (
+        _means(rows, name, questions) for name in ("num_target_tokens", "num_tokens")
+    )
+    shares = _resampled(by_target[drawn].sum(1) / total[drawn].sum(1))
     difference = _cell((right - base).mean(), interval_of_difference(right, base), "{:+.1%}")
     shown_p = "<0.001" if p < 0.001 else f"{p:.3f}"
     compared = ["", "", ""] if label == "target" else [difference, f"{gained}, {lost}", shown_p]
@@ -185,8 +187,8 @@ def _cells(
         label,
         _cell(right.mean(), interval_of_share(right), "{:.1%}"),
         *compared,
-        _cell(own.sum() / every.sum(), by_target, "{:.1%}"),
-        f"{every.mean():.0f}",
+        _cell(by_target.sum() / total.sum(), shares, "{:.1%}"),
+        f"{total.mean():.0f}",
     ]
 
 

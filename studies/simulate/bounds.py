@@ -27,7 +27,7 @@ from studies.simulate.workload import Workload
 
 SESSIONS = (1, 8, 32)
 SHARE = 0.7
-"""Of the bound that a step reaches: the target's steps of decoding reach .69 to .75."""
+"""Least possible time of a step near the bound, as a share of its time: .69 to .75 for the target's decoding."""
 SCORE_MS = 3.0
 """Assumed: by how much a score takes longer than a step of decoding, at least."""
 VARIANTS: Mapping[str, tuple[bool, bool]] = {
