@@ -13,7 +13,6 @@ class VllmOptions(SettingObject):
     `quantization` and `kv_cache_dtype`, which are part of the fingerprint, changes its numbers."""
 
     tensor_parallel_size: int = Field(1, ge=1, le=1024, description="GPUs that share each layer")
-    pipeline_parallel_size: int = Field(1, ge=1, le=1024, description="groups of layers on GPUs")
     quantization: str | None = Field(
         None,
         min_length=1,

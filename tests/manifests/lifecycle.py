@@ -99,9 +99,7 @@ def _check_end(one: Pod, settings: Settings) -> None:
 
 
 def _check_size(objects: Objects, one: Pod, settings: ModelSettings) -> None:
-    num_gpus = (
-        settings.vllm_options.tensor_parallel_size * settings.vllm_options.pipeline_parallel_size
-    )
+    num_gpus = settings.vllm_options.tensor_parallel_size
     assert num_gpus == 1 or "/dev/shm" in mounts(one.main), f"{one}: has no shared memory"
     assert (settings.engine == "vllm") == one.main["image"].endswith("-vllm"), f"{one}: image"
     hub = environment(objects, one.main).get("HF_HOME", "")

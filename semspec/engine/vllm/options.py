@@ -169,7 +169,7 @@ def engine_args(settings: "ModelSettings", model: Model) -> dict[str, Any]:
         arguments |= {"block_size": CPU_BLOCK_SIZE, "enforce_eager": True}
     elif not options.enforce_eager and (sizes := graph_sizes(options)):
         arguments["cudagraph_capture_sizes"] = sizes
-    if options.tensor_parallel_size * options.pipeline_parallel_size == 1:
+    if options.tensor_parallel_size == 1:
         arguments["distributed_executor_backend"] = ONE_PROCESS
     return arguments | options.model_dump(exclude_none=True)
 
