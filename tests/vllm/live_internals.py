@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from vllm.outputs import CompletionOutput, RequestOutput
-from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from semspec.engine.settings import VllmOptions
 from semspec.engine.vllm.internals import keep_results
@@ -23,9 +22,10 @@ PARAMETERS = {
     "vllm.v1.worker.gpu_worker:Worker.execute_model": ["self", "scheduler_output"],
     "vllm.v1.worker.gpu_worker:Worker.sample_tokens": ["self", "grammar_output"],
     "vllm.v1.worker.gpu_model_runner:GPUModelRunner.get_model": ["self"],
+    "vllm.v1.worker.gpu.model_runner:GPUModelRunner.get_model": ["self"],
+    "vllm.v1.worker.gpu.sample.logits_processor:LogitsProcessor.apply": ["self", "logits", "ctx"],
+    "vllm.v1.outputs:AsyncModelRunnerOutput.get_output": ["self"],
     "vllm.outputs:RequestOutput.add": ["self", "next_output", "aggregate"],
-    "vllm.v1.sample.logits_processor:LogitsProcessor.update_state": ["self", "batch_update"],
-    "vllm.v1.sample.logits_processor:LogitsProcessor.apply": ["self", "logits"],
     "vllm.model_executor.models.interfaces:SupportsEagle3.set_aux_hidden_state_layers": ["self", "layers"],
 }  # fmt: skip
 """Methods that are called or overridden, with their parameters where these are passed on."""
@@ -39,10 +39,24 @@ FIELDS = {
     },
     "vllm.v1.core.sched.output:CachedRequestData": {"req_ids", "num_computed_tokens"},
     "vllm.v1.outputs:ModelRunnerOutput": {"req_ids", "sampled_token_ids"},
-    "vllm.v1.worker.gpu_model_runner:ExecuteModelState": {"hidden_states", "aux_hidden_states"},
+    "vllm.v1.worker.gpu_model_runner:ExecuteModelState": {"hidden_states", "aux_hidden_states", "logits"},
+    "vllm.v1.worker.gpu.model_runner:ExecuteModelState": {"hidden_states", "aux_hidden_states", "input_batch"},
+    "vllm.v1.worker.gpu.input_batch:InputBatch": {"req_ids", "query_start_loc_np"},
     "vllm.v1.engine:EngineCoreOutput": {"request_id", "finish_reason", "kv_transfer_params", "new_token_ids"},
     "vllm.engine.arg_utils:AsyncEngineArgs": {*VllmOptions.model_fields, "cudagraph_capture_sizes"},
 }  # fmt: skip
+
+ATTRIBUTES = {
+    "vllm.v1.worker.gpu_worker:Worker": {"model_runner", "use_v2_model_runner"},
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner": {
+        "execute_model_state", "use_aux_hidden_state_outputs", "input_batch", "query_start_loc",
+    },
+    "vllm.v1.worker.gpu.model_runner:GPUModelRunner": {
+        "execute_model_state", "use_aux_hidden_state_outputs", "sampler",
+    },
+    "vllm.v1.worker.gpu.sample.sampler:Sampler": {"logits_processors"},
+}  # fmt: skip
+"""Attributes that are set in a constructor."""
 
 
 def resolve(path: str) -> Any:
@@ -71,14 +85,11 @@ def test_class_has_its_fields(path: str) -> None:
     assert not missing, f"{path} has no {missing} any more"
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["execute_model_state", "use_aux_hidden_state_outputs", "input_batch", "query_start_loc"],
-)
-def test_model_runner_has_its_attribute(name: str) -> None:
-    assert f"self.{name}" in inspect.getsource(GPUModelRunner), (
-        f"GPUModelRunner has no {name} any more"
-    )
+@pytest.mark.parametrize("path", ATTRIBUTES)
+def test_object_has_its_attributes(path: str) -> None:
+    source = inspect.getsource(resolve(path))
+    missing = {name for name in ATTRIBUTES[path] if f"self.{name}" not in source}
+    assert not missing, f"{path} has no {missing} any more"
 
 
 def test_merged_outputs_keep_the_results_of_both() -> None:

@@ -51,6 +51,18 @@ async def test_long_segments_are_scored_as_ours(small: VllmEngine, ours: TorchEn
     assert_same_scores(await small.score(context, segments), await ours.score(context, segments))
 
 
+async def test_proposals_after_prompt_in_chunks_equal_ours(
+    small: VllmEngine, ours: TorchEngine
+) -> None:
+    """No logits after a part of the prompt count towards the confidence that ends a proposal."""
+    for seed, context in enumerate(await contexts(ours, 8)):
+        assert len(context.pieces[0].token_ids) > 128
+        found, expected = [
+            await engine.propose(context, (), params(seed, 0.0), 6) for engine in (small, ours)
+        ]
+        assert found.token_ids == expected.token_ids
+
+
 async def test_cancelled_requests_leave_others_alone(theirs: VllmEngine, ours: TorchEngine) -> None:
     started = await contexts(ours, NUM_STREAMS)
     cancelled = [asyncio.create_task(written(theirs, one, params(1))) for one in started]

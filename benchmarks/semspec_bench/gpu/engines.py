@@ -31,7 +31,7 @@ from semspec_bench.gpu.record import Facts, Results, without_secrets
 from semspec_bench.gpu.shapes import Shape
 
 TARGET = BUNDLED_PAIR / "target"
-HOOKS = ("worker_cls", "scheduler_cls", "logits_processors", "additional_config")
+HOOKS = ("worker_cls", "scheduler_cls", "additional_config")
 """Arguments by which vLLM is our engine."""
 CPU_KV_BYTES = 256 << 20
 GPU_THREADS = 4

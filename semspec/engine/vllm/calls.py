@@ -68,6 +68,8 @@ class Call:
         self.kind, self._tokenizer, self.prompt = request.kind, tokenizer, list(prompt)
         self.projection: str = getattr(request, "projection", "")
         """Digest of the projection of the states in its results."""
+        self.num_tokens = len(prompt)
+        """Tokens of the prompt, and those taken."""
         first = first_row(request, len(prompt))
         self.wants_rows = first is not None
         self.spans: list[Span] = []

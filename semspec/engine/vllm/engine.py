@@ -166,7 +166,7 @@ class VllmEngine(LocalEngine):
 
 
 def _parameters(request: Request, num_left: int) -> Any:
-    """Return vLLM's sampling parameters: greedy, after `SeededSampling`. `num_left`: tokens left in the window."""
+    """Return vLLM's sampling parameters: greedy, after `Recorder.draw`. `num_left`: tokens left in the window."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 

@@ -1,41 +1,35 @@
-"""All code that depends on the internals of vLLM 0.32: three classes that `AsyncEngineArgs` names, and one patch.
+"""All code that depends on vLLM's internals: two classes that `AsyncEngineArgs` names, a logits processor and a patch.
 
-vLLM's processes load this module by name. It uses these private names, each covered by a test that reports it if a
-version lacks it: `Scheduler._get_local_prefix_cache_hit`, `Scheduler._update_request_with_output`,
-`KVCacheManager.truncate_computed_blocks`, `GPUModelRunner.execute_model_state`, `.use_aux_hidden_state_outputs`,
-`.input_batch` and `.query_start_loc`, `RequestOutput.add`, and the fields of `SchedulerOutput` and `EngineCoreOutput`.
+vLLM's processes load this module by name. vLLM chooses its Model Runner: V2, or V1 without Triton. `SemspecWorker`
+uses private names of both; `tests/vllm/live_internals.py` reports those that a version lacks.
 """
 
 import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from vllm.distributed.parallel_state import get_pp_group
 from vllm.outputs import RequestOutput
 from vllm.platforms import current_platform
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.outputs import AsyncModelRunnerOutput
 from vllm.v1.request import RequestStatus
-from vllm.v1.sample.logits_processor import LogitsProcessor, MoveDirectionality
+from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor
 
 from semspec.engine.checkpoint import load_tokenizer
 from semspec.engine.grammars import Grammars
-from semspec.engine.logits import draw_each
 from semspec.engine.tokenization import ModelTokenizer
-from semspec.engine.vllm.calls import Call, first_row
+from semspec.engine.vllm.calls import first_row
 from semspec.engine.vllm.recorder import Chunk, Outcome, Recorder
 from semspec.engine.vllm.requests import KEY, MODEL, request_in
 from semspec.probes.projection import Projections
-from semspec.types import SamplingParams
 
 if current_platform.is_cpu():
     from vllm.v1.worker.cpu_worker import CPUWorker as Worker
 else:
     from vllm.v1.worker.gpu_worker import Worker
-
-CALL = "semspec.call"
-"""Key of a worker's `Call` in a request's `extra_args`, for the logits processor of the same process."""
 
 
 class SemspecScheduler(Scheduler):
@@ -105,6 +99,8 @@ class SemspecWorker(Worker):
     _recorder: Recorder
     _projections: Projections
     _grammars: Grammars | None
+    _chunks: Sequence[Chunk] = ()
+    """Chunks of the pass whose tokens are not sampled yet, in the order of its rows."""
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Raises: RuntimeError when the architecture does not return its hidden states."""
@@ -114,7 +110,7 @@ class SemspecWorker(Worker):
         if not hasattr(model, "set_aux_hidden_state_layers"):
             raise RuntimeError(f"{type(model).__name__} does not return its hidden states in vLLM")
         model.set_aux_hidden_state_layers(tuple(range(served.info.num_layers + 1)))
-        self.model_runner.use_aux_hidden_state_outputs = get_pp_group().is_last_rank
+        self.model_runner.use_aux_hidden_state_outputs = True
         raw = load_tokenizer(served.folder)
         tokenizer = ModelTokenizer(
             raw, served.info, frozenset(served.eos_ids), served.num_embeddings
@@ -131,6 +127,8 @@ class SemspecWorker(Worker):
             self._projections,
             self._grammars,
         )
+        if self.use_v2_model_runner:
+            self.model_runner.sampler.logits_processors.append(SeededSampling(self._draw))
 
     def is_compiled(self, grammar: str, num_bytes: int) -> bool:
         """See `Grammars.is_compiled`."""
@@ -146,35 +144,46 @@ class SemspecWorker(Worker):
         for request_id in scheduler_output.finished_req_ids:
             self._recorder.drop(request_id)
         for new in scheduler_output.scheduled_new_reqs:
-            params = new.sampling_params
-            if (request := request_in(params)) is not None:
-                params.extra_args[CALL] = self._recorder.start(
-                    new.req_id, new.prompt_token_ids, request
-                )
+            if new.req_id in self._recorder.calls:  # V2 adds a request again after its pre-emption
+                continue
+            if (request := request_in(new.sampling_params)) is not None:
+                self._recorder.start(new.req_id, new.prompt_token_ids, request)
         output = super().execute_model(scheduler_output)
         state = self.model_runner.execute_model_state
         if state is not None and state.aux_hidden_states is not None and self._recorder.calls:
-            self._recorder.record(
-                self._chunks(scheduler_output), state.aux_hidden_states, state.hidden_states
-            )
+            self._chunks = self._chunks_in(scheduler_output)
+            self._recorder.record(self._chunks, state.aux_hidden_states, state.hidden_states)
+            if not self.use_v2_model_runner and state.logits is not None:
+                self._draw(state.logits)
         return output
 
-    def _chunks(self, scheduler_output: Any) -> list[Chunk]:
+    def _chunks_in(self, scheduler_output: Any) -> list[Chunk]:
         """Return the chunks of the pass, in the order of its rows."""
         runner, cached = self.model_runner, scheduler_output.scheduled_cached_reqs
+        if self.use_v2_model_runner:
+            batch = runner.execute_model_state.input_batch
+            keys, starts = batch.req_ids, batch.query_start_loc_np
+        else:
+            keys, starts = runner.input_batch.req_ids, runner.query_start_loc.np
         first = {new.req_id: new.num_computed_tokens for new in scheduler_output.scheduled_new_reqs}
         first |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
-        num_tokens, starts = scheduler_output.num_scheduled_tokens, runner.query_start_loc.np
-        keys = runner.input_batch.req_ids
+        num_tokens = scheduler_output.num_scheduled_tokens
         return [
             Chunk(key, int(starts[row]), first[key], num_tokens[key])
             for row, key in enumerate(keys)
         ]
 
+    def _draw(self, logits: Tensor) -> None:
+        """Draw the tokens of the pass. V1 computes `logits` in `execute_model`, V2 in `sample_tokens`."""
+        self._recorder.draw(self._chunks, logits)
+
     @torch.inference_mode()
     def sample_tokens(self, grammar_output: Any) -> Any:
         """Sample the tokens of a step, and add the results of requests to them."""
         output = super().sample_tokens(grammar_output)
+        self._chunks = ()
+        if isinstance(output, AsyncModelRunnerOutput):  # in V2: its tokens are still on the device
+            output = output.get_output()
         tokens = getattr(output, "sampled_token_ids", None)
         if tokens and self._recorder.calls:
             sampled = {key: ids[-1] for key, ids in zip(output.req_ids, tokens, strict=True) if ids}
@@ -183,55 +192,13 @@ class SemspecWorker(Worker):
 
 
 class SeededSampling(LogitsProcessor):
-    """Draws token t of a request with `uniform(seed, "token", t)`, and sets all other logits to -inf for vLLM."""
+    """Calls `draw` with the logits of each step of Model Runner V2, `[num_requests, vocab_size]`."""
 
-    def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
-        self._rows: dict[int, tuple[Call, SamplingParams, list[int]]] = {}
-        """The call, its parameters and its sampled tokens, by the row in the batch."""
+    def __init__(self, draw: Callable[[Tensor], None]) -> None:
+        self._draw = draw
 
-    def is_argmax_invariant(self) -> bool:
-        """Return False, so that vLLM calls `apply` for greedy requests, too."""
-        return False
-
-    def update_state(self, batch_update: Any) -> None:
-        """Follow the requests through the rows of the batch."""
-        if batch_update is None:
-            return
-        for row in batch_update.removed:
-            self._rows.pop(row, None)
-        for row, params, _, token_ids in batch_update.added:
-            self._rows.pop(row, None)
-            call: Call | None = ((params and params.extra_args) or {}).get(CALL)
-            if call and call.sampling:
-                self._rows[row] = call, call.sampling, token_ids
-        for source, target, direction in batch_update.moved:
-            moved, replaced = self._rows.pop(source, None), self._rows.pop(target, None)
-            if moved:
-                self._rows[target] = moved
-            if replaced and direction is MoveDirectionality.SWAP:
-                self._rows[source] = replaced
-
-    def apply(self, logits: Tensor) -> Tensor:
-        """Draw the tokens of this step. `logits`: `[num_requests, vocab_size]`."""
-        drawn: dict[int, int] = {}
-        rest: list[tuple[int, SamplingParams, int]] = []
-        for row, (call, sampling, token_ids) in self._rows.items():
-            position = len(call.prompt) + len(token_ids)
-            if (token := call.draw(logits[row], position)) is not None:
-                drawn[row] = token
-            else:
-                rest.append((row, sampling, position))
-        if rest:
-            rows, samplings, positions = zip(*rest, strict=True)
-            drawn |= dict(
-                zip(rows, draw_each(logits[list(rows)], samplings, positions), strict=True)
-            )
-        for row, token in drawn.items():
-            self._rows[row][0].note(logits[row], token)
-        if drawn:
-            changed, tokens = list(drawn), list(drawn.values())
-            logits[changed] = float("-inf")
-            logits[changed, tokens] = 0.0
+    def apply(self, logits: Tensor, context: Any) -> Tensor:
+        self._draw(logits)
         return logits
 
 

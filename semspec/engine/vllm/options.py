@@ -76,7 +76,6 @@ def prepare_environment(threads: int, device: str = "auto") -> None:
         )
     fixed = {
         "OMP_NUM_THREADS": str(threads),  # as in the other engines; a stack sets 1 for all services
-        "VLLM_USE_V2_MODEL_RUNNER": "0",
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a fork would copy gRPC's locks without its threads
         "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1",  # for one more token, which is sampled last and never fed
         "VLLM_USE_FLASHINFER_SAMPLER": "0",  # not needed, and without its package the start would fail
@@ -153,7 +152,6 @@ def engine_args(settings: "ModelSettings", model: Model) -> dict[str, Any]:
         "disable_log_stats": settings.metrics_port is None,
         "worker_cls": "semspec.engine.vllm.internals.SemspecWorker",
         "scheduler_cls": "semspec.engine.vllm.internals.SemspecScheduler",
-        "logits_processors": ["semspec.engine.vllm.internals:SeededSampling"],
         # It is also part of the cache key of compiled graphs, which must return all states.
         "additional_config": {KEY: MODEL.dump_python(model, mode="json")},
     }

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from semspec.engine.grammars import Grammars
-from semspec.engine.logits import token_statistics
+from semspec.engine.logits import draw_each, token_statistics
 from semspec.engine.requests import Request
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.engine.vllm.calls import Call, Span, make_call
 from semspec.engine.vllm.requests import results_to_wire
 from semspec.probes.projection import Projections
-from semspec.types import States, Writer
+from semspec.types import SamplingParams, States, Writer
 
 LOGITS_ROWS = 512
 """Rows whose logits are in memory at a time."""
@@ -84,7 +84,7 @@ class StateSums:
 class Recorder:
     """The requests in one process that has the model's last layer and head. Not thread-safe.
 
-    For each forward pass: `start` new requests, `drop` ended ones, `record` the tensors, `take` the sampled tokens.
+    For each forward pass: `start` new requests, `drop` ended ones, `record` the tensors, `draw` and `take` tokens.
     """
 
     def __init__(
@@ -185,13 +185,40 @@ class Recorder:
         for call, rows in zip(calls, statistics.split([len(rows) for rows in logits]), strict=True):
             call.rows.append(rows)
 
+    def draw(self, chunks: Sequence[Chunk], logits: Tensor) -> None:
+        """Draw the tokens after chunks that complete a request, and set all other logits in their rows to -inf.
+
+        `logits`: after the last token of each chunk, `[num_chunks, vocab_size]`.
+        """
+        drawn: dict[int, int] = {}
+        rest: list[tuple[int, SamplingParams, int]] = []
+        values = logits.float()
+        for row, chunk in enumerate(chunks):
+            call, position = self.calls.get(chunk.key), chunk.first + chunk.num_tokens
+            if call is None or call.sampling is None or position < call.num_tokens:
+                continue
+            if (token := call.draw(values[row], position)) is not None:
+                drawn[row] = token
+            else:
+                rest.append((row, call.sampling, position))
+        if rest:
+            rows, samplings, positions = zip(*rest, strict=True)
+            tokens = draw_each(values[list(rows)], samplings, positions)
+            drawn |= dict(zip(rows, tokens, strict=True))
+        for row, token in drawn.items():
+            self.calls[chunks[row].key].note(values[row], token)
+        if drawn:
+            changed, tokens = list(drawn), list(drawn.values())
+            logits[changed] = float("-inf")
+            logits[changed, tokens] = 0.0
+
     def take(self, sampled: Mapping[str, int]) -> dict[str, Outcome]:
         """Add sampled tokens. Return the outcomes of requests that have results or are done."""
-        calls = [
-            (key, call, call.take(sampled[key]))
-            for key, call in self.calls.items()
-            if key in sampled
-        ]
+        calls = []
+        for key, token in sampled.items():
+            if call := self.calls.get(key):
+                call.num_tokens += 1
+                calls.append((key, call, call.take(token)))
         states = self._states(
             [(span, call.projection) for _, call, ended in calls for span in ended]
         )
