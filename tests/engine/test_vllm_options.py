@@ -40,9 +40,9 @@ def test_missing_vllm_is_refused_with_a_remedy() -> None:
 def test_service_refuses_another_vllm_at_its_start_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "vllm").mkdir()
     (tmp_path / "vllm/__init__.py").write_text("raise RuntimeError('not to be imported')")
-    (tmp_path / "vllm-0.33.1.dist-info").mkdir()
-    (tmp_path / "vllm-0.33.1.dist-info/METADATA").write_text(
-        "Metadata-Version: 2.1\nName: vllm\nVersion: 0.33.1\n"
+    (tmp_path / "vllm-0.34.1.dist-info").mkdir()
+    (tmp_path / "vllm-0.34.1.dist-info/METADATA").write_text(
+        "Metadata-Version: 2.1\nName: vllm\nVersion: 0.34.1\n"
     )
     service = {
         "SEMSPEC_TARGET_ENGINE": "vllm",
@@ -61,7 +61,7 @@ def test_service_refuses_another_vllm_at_its_start_in_one_line(tmp_path: Path) -
     assert ended.returncode != 0
     assert len(ended.stderr.strip().splitlines()) == 1, ended.stderr
     remedy = "install vllm==0.32.*, or set the engine to fast or transformers"
-    assert f"vLLM 0.33.1 is not supported; {remedy}" in ended.stderr
+    assert f"vLLM 0.34.1 is not supported; {remedy}" in ended.stderr
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_service_refuses_another_vllm_at_its_start_in_one_line(tmp_path: Path) -
 )
 def test_supported_version_is_the_one_that_is_installed(path: str, pattern: str) -> None:
     [found] = re.findall(pattern, (ROOT / path).read_text(), re.MULTILINE)
-    assert found.startswith(options.VLLM_VERSION)
+    assert found.startswith(options.VLLM_VERSIONS[0])
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from semspec.engine.vllm.internals import keep_results
 from semspec.engine.vllm.requests import KEY
 
 PARAMETERS = {
-    "vllm.v1.core.sched.scheduler:Scheduler._get_local_prefix_cache_hit": ["self", "request"],
+    "vllm.v1.core.sched.scheduler:Scheduler._get_local_prefix_cache_hit": None,
     "vllm.v1.core.sched.scheduler:Scheduler._update_request_with_output": [
         "self", "request", "new_token_ids", "is_stale",
     ],

@@ -43,8 +43,9 @@ class SemspecScheduler(Scheduler):
         self._unsent: dict[str, list[int]] = {}
         """Tokens of outputs that were left out; they are sent later, because vLLM's metrics count sent tokens."""
 
-    def _get_local_prefix_cache_hit(self, request: Any) -> tuple[Any, ...]:
-        blocks, num_tokens, *others = super()._get_local_prefix_cache_hit(request)
+    def _get_local_prefix_cache_hit(self, request: Any, *limits: Any) -> tuple[Any, ...]:
+        """Leave out the cached rows that `request` needs. `limits`: of vLLM 0.33."""
+        blocks, num_tokens, *others = super()._get_local_prefix_cache_hit(request, *limits)
         first = self._first_row(request)
         if first is not None and num_tokens > first:
             num_tokens = first // self.block_size * self.block_size

@@ -23,8 +23,8 @@ from semspec.types import ModelInfo, Writer
 if TYPE_CHECKING:
     from semspec.engine.settings import ModelSettings, VllmOptions
 
-VLLM_VERSION = "0.32."
-"""The versions that `internals` supports; a test compares pyproject.toml, the image and the test environment."""
+VLLM_VERSIONS = ("0.32.", "0.33.")
+"""The versions that `internals` supports. The first is in pyproject.toml, the image and the test environment."""
 
 OTHER_ENGINE = "set the engine to fast or transformers"
 
@@ -53,10 +53,10 @@ def check_installed() -> None:
         found = version("vllm")
     except PackageNotFoundError as error:
         raise Mismatch("vLLM is not installed", remedy=remedy) from error
-    if not found.startswith(VLLM_VERSION):
+    if not found.startswith(VLLM_VERSIONS):
         raise Mismatch(
             f"vLLM {found} is not supported",
-            remedy=f"install vllm=={VLLM_VERSION}*, or {OTHER_ENGINE}",
+            remedy=f"install vllm=={VLLM_VERSIONS[0]}*, or {OTHER_ENGINE}",
         )
     try:
         importlib.import_module("vllm")
