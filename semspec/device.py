@@ -1,12 +1,14 @@
-"""The torch device that a setting names."""
+"""The torch device that a setting names, and copies to it."""
 
 import ctypes
 import gc
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from semspec.errors import Mismatch
 
@@ -25,6 +27,12 @@ def device_of(name: str, user: str) -> str:
         )
         raise Mismatch(f"no device {name!r} for {user}: {seen}", remedy="choose 'cpu' or 'auto'")
     return name
+
+
+def on_device(values: Sequence[float], device: torch.device) -> Tensor:
+    """Return `values` as a tensor; copying it to a GPU does not wait for the work queued there."""
+    tensor = torch.tensor(values)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 def num_cores() -> int:

@@ -10,6 +10,7 @@ from math import isfinite
 import torch
 from torch import Tensor
 
+from semspec.device import on_device
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.types import SamplingParams, SegmentScore, States, TokenLogprob, uniform
 
@@ -36,32 +37,37 @@ def draw_token(
     [token] = draw_each(logits[None], [sampling], [position])
     if ended is None or ended.begins_with_space(token):
         return token
-    return pick(
-        after_end(ended, logits, sampling)[None],
-        [uniform(sampling.seed, "token after an end", position)],
-    )[0]
+    draw = uniform(sampling.seed, "token after an end", position)
+    return int(pick(after_end(ended, logits, sampling)[None], [draw])[0])
 
 
 def draw_each(
     logits: Tensor, samplings: Sequence[SamplingParams], positions: Sequence[int]
 ) -> list[int]:
+    """Return the tokens of `draw_tokens` as numbers."""
+    drawn: list[int] = draw_tokens(logits, samplings, positions).tolist()
+    return drawn
+
+
+def draw_tokens(
+    logits: Tensor, samplings: Sequence[SamplingParams], positions: Sequence[int]
+) -> Tensor:
     """Draw a token from each row of `logits` `[num_rows, vocab_size]`, with `samplings[i]` at `positions[i]`.
 
-    Rows that differ only in their seeds are drawn together.
+    Rows that differ only in their seeds are drawn together. The tokens, `[num_rows]`, are on the device of `logits`.
     """
     groups: dict[SamplingParams, list[int]] = {}
     for row, sampling in enumerate(samplings):
         groups.setdefault(replace(sampling, seed=0), []).append(row)
-    drawn = [0] * len(samplings)
-    for rows in groups.values():
-        part, sampling = logits if len(groups) == 1 else logits[rows], samplings[rows[0]]
+    drawn = torch.empty(len(samplings), dtype=torch.int64, device=logits.device)
+    for sampling, rows in groups.items():
+        index = on_device(rows, logits.device)
+        part = logits if len(groups) == 1 else logits[index]
         if sampling.temperature == 0:
-            tokens = part.argmax(-1).tolist()
+            drawn[index] = part.argmax(-1)
         else:
             draws = [uniform(samplings[row].seed, "token", positions[row]) for row in rows]
-            tokens = pick(filtered(part, sampling), draws)
-        for row, token in zip(rows, tokens, strict=True):
-            drawn[row] = token
+            drawn[index] = pick(filtered(part, sampling), draws)
     return drawn
 
 
@@ -84,17 +90,18 @@ def after_end(tokenizer: ModelTokenizer, logits: Tensor, sampling: SamplingParam
     return restricted / restricted.sum()
 
 
-def pick(weights: Tensor, draws: Sequence[float]) -> list[int]:
+def pick(weights: Tensor, draws: Sequence[float]) -> Tensor:
     """Draw a token from each row of `weights` `[num_rows, vocab_size]`, with probability proportional to its weight.
+
+    Returns the tokens, `[num_rows]`, on the same device.
 
     This is inverse-CDF sampling in the order of the vocabulary. In order of probability, the last bit of a logit could
     swap two tokens of nearly equal probability, and so change the drawn token.
     """
     cumulative = weights.cumsum(-1)  # [num_rows, vocab_size]
-    column = torch.tensor([[min(draw, LARGEST_DRAW)] for draw in draws], device=weights.device)
+    column = on_device([min(draw, LARGEST_DRAW) for draw in draws], weights.device)[:, None]
     index = torch.searchsorted(cumulative, column * cumulative[:, -1:], right=True)
-    picked: list[int] = index[:, 0].clamp(max=weights.shape[-1] - 1).tolist()
-    return picked
+    return index[:, 0].clamp(max=weights.shape[-1] - 1)
 
 
 def filtered(logits: Tensor, sampling: SamplingParams) -> Tensor:

@@ -161,7 +161,7 @@ def draw_with_distribution(
     if sampling.temperature == 0:
         return int(logits.argmax()), sparse(renormalised(logits[None], sampling)[0])
     weights = filtered(logits[None], sampling)
-    token = pick(weights, [uniform(sampling.seed, "token", position)])[0]
+    token = int(pick(weights, [uniform(sampling.seed, "token", position)])[0])
     return token, sparse(weights[0] / weights.sum())
 
 
@@ -255,4 +255,4 @@ def _recovered(target: Tensor, distribution: Distribution, draw: float) -> int:
     surplus = (target - dense(distribution, len(target)).to(target.device)).clamp_(min=0)
     if not surplus.any():  # equal distributions, rejected by a rounding error
         surplus = target
-    return pick(surplus[None], [draw])[0]
+    return int(pick(surplus[None], [draw])[0])

@@ -63,6 +63,8 @@ class Call:
     """Row of the states, as in `Proposal.state_layer`, that it needs after each of `logit_rows`."""
     sampling: SamplingParams | None = None
     """How its tokens are drawn; None: its sampled token is not used."""
+    notes_tokens = False
+    """Whether it calls for `note`."""
 
     def __init__(self, tokenizer: ModelTokenizer, prompt: Sequence[int], request: Request) -> None:
         self.kind, self._tokenizer, self.prompt = request.kind, tokenizer, list(prompt)
@@ -85,11 +87,16 @@ class Call:
         self.is_done = False
 
     def draw(self, logits: Tensor, position: int) -> int | None:
-        """Draw the token at `position` from `logits` `[vocab_size]`; None leaves it to `draw_each` with `sampling`."""
+        """Draw the token at `position` from `logits` `[vocab_size]`; None leaves it to `draw_tokens` with `sampling`,
+        from the `transformed` logits."""
         return None
 
+    def transformed(self, logits: Tensor) -> Tensor:
+        """Return the logits, `[vocab_size]`, that the next token is drawn from."""
+        return logits
+
     def note(self, logits: Tensor, token: int) -> None:
-        """Record that `token` was drawn from `logits` `[vocab_size]`; `take` follows once the prompt is complete."""
+        """Record that `token` was drawn from `logits` `[vocab_size]`, if it `notes_tokens`; `take` follows."""
 
     def take(self, token: int) -> list[Span]:
         """Add a sampled token, once all rows before it are recorded. Return the spans that are complete."""
@@ -114,6 +121,7 @@ class GenerateCall(Call):
     ) -> None:
         super().__init__(tokenizer, prompt, request)
         self._request, self.sampling = request, request.params.sampling
+        self.notes_tokens = request.params.num_logprobs is not None
         self._generation = GenerationState(tokenizer, writer, request, prompt)
         self._processor: LogitsProcessor | None = None
         self._transform: LogitsTransform | None = None
@@ -128,11 +136,14 @@ class GenerateCall(Call):
         self._open_span(len(prompt))
 
     def draw(self, logits: Tensor, position: int) -> int | None:
-        if self._transform:  # see `RequestRunner._generate`
-            return draw_token(self._transform(logits), self._request.params.sampling, position)
-        if self._request.is_after_end and position == len(self.prompt):
-            return draw_token(logits, self._request.params.sampling, position, self._tokenizer)
-        return None
+        # With changed logits one model writes all text: see `RequestRunner._generate`.
+        is_after_end = self._request.is_after_end and position == len(self.prompt)
+        if not is_after_end or self._transform:
+            return None
+        return draw_token(logits, self._request.params.sampling, position, self._tokenizer)
+
+    def transformed(self, logits: Tensor) -> Tensor:
+        return self._transform(logits) if self._transform else logits
 
     def note(self, logits: Tensor, token: int) -> None:
         self._generation.note(logits, token)

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from semspec.device import on_device
 from semspec.engine.grammars import Grammars
-from semspec.engine.logits import draw_each, token_statistics
+from semspec.engine.logits import draw_tokens, token_statistics
 from semspec.engine.requests import Request
 from semspec.engine.tokenization import ModelTokenizer
 from semspec.engine.vllm.calls import Call, Span, make_call
@@ -188,10 +189,10 @@ class Recorder:
     def draw(self, chunks: Sequence[Chunk], logits: Tensor) -> None:
         """Draw the tokens after chunks that complete a request, and set all other logits in their rows to -inf.
 
-        `logits`: after the last token of each chunk, `[num_chunks, vocab_size]`.
+        `logits`: after the last token of each chunk, `[num_chunks, vocab_size]`. Most tokens stay on the device.
         """
         drawn: dict[int, int] = {}
-        rest: list[tuple[int, SamplingParams, int]] = []
+        rest: dict[int, tuple[Tensor, SamplingParams, int]] = {}
         values = logits.float()
         for row, chunk in enumerate(chunks):
             call, position = self.calls.get(chunk.key), chunk.first + chunk.num_tokens
@@ -200,17 +201,22 @@ class Recorder:
             if (token := call.draw(values[row], position)) is not None:
                 drawn[row] = token
             else:
-                rest.append((row, call.sampling, position))
+                rest[row] = call.transformed(values[row]), call.sampling, position
+        changed = [*drawn, *rest]
+        if not changed:
+            return
+        tokens = on_device(list(drawn.values()), self._device)
         if rest:
-            rows, samplings, positions = zip(*rest, strict=True)
-            tokens = draw_each(values[list(rows)], samplings, positions)
-            drawn |= dict(zip(rows, tokens, strict=True))
-        for row, token in drawn.items():
-            self.calls[chunks[row].key].note(values[row], token)
-        if drawn:
-            changed, tokens = list(drawn), list(drawn.values())
-            logits[changed] = float("-inf")
-            logits[changed, tokens] = 0.0
+            rows, samplings, positions = zip(*rest.values(), strict=True)
+            together = draw_tokens(torch.stack(rows), samplings, positions)
+            tokens = torch.cat([tokens, together]) if drawn else together
+        calls = [self.calls[chunks[row].key] for row in changed]
+        if any(call.notes_tokens for call in calls):
+            for call, row, token in zip(calls, changed, tokens.tolist(), strict=True):
+                call.note(values[row], token)
+        index = on_device(changed, self._device)
+        logits[index] = float("-inf")
+        logits[index, tokens] = 0.0
 
     def take(self, sampled: Mapping[str, int]) -> dict[str, Outcome]:
         """Add sampled tokens. Return the outcomes of requests that have results or are done."""
@@ -249,12 +255,6 @@ class Recorder:
             for digest, group in pooled.items()
         }
         return (next(states[digest]) for _, digest in ended)
-
-
-def on_device(values: Sequence[int], device: torch.device) -> Tensor:
-    """Return `values` as a tensor; copying it to a GPU does not wait for the work queued there."""
-    tensor = torch.tensor(values)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 def _overlap(a: range, b: range) -> range:
