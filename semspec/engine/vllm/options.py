@@ -39,7 +39,7 @@ CPU_BLOCK_SIZE = 32
 
 LARGE_GRAPHS = (128, 256, 512)
 """Tokens of CUDA graphs for steps in which several segments are scored. vLLM's own graphs end at twice `max_num_seqs`
-tokens, at most at 512. They are few because under Model Runner V1 each keeps its own copy of all states."""
+tokens, at most at 512. They are few because each keeps its own copy of all states."""
 
 ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """Runs the model in the scheduler's process. A CPU build would replace the name "uni" by a separate process, to bind
