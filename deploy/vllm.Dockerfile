@@ -1,6 +1,6 @@
 # Draft or target over vLLM, on GPUs. From the repository's root:
 #   docker build --file deploy/vllm.Dockerfile --build-arg ROLE=target --tag semspec-target:vllm .
-# Any image with vLLM 0.32 is a base. Its packages stay as they are; only what semspec needs beside them is added.
+# Any image with vLLM 0.32 or 0.33 is a base. Its packages stay as they are; only what semspec needs beside them is added.
 ARG BASE_IMAGE=vllm/vllm-openai:v0.32.0
 
 FROM ${BASE_IMAGE} AS wheel

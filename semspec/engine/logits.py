@@ -98,7 +98,11 @@ def pick(weights: Tensor, draws: Sequence[float]) -> Tensor:
     This is inverse-CDF sampling in the order of the vocabulary. In order of probability, the last bit of a logit could
     swap two tokens of nearly equal probability, and so change the drawn token.
     """
-    cumulative = weights.cumsum(-1)  # [num_rows, vocab_size]
+    if weights.is_cuda and len(weights) == 1:
+        weights = weights.expand(
+            2, -1
+        )  # the kernel for one row varies in the last bits from run to run
+    cumulative = weights.cumsum(-1)[: len(draws)]  # [num_rows, vocab_size]
     column = on_device([min(draw, LARGEST_DRAW) for draw in draws], weights.device)[:, None]
     index = torch.searchsorted(cumulative, column * cumulative[:, -1:], right=True)
     return index[:, 0].clamp(max=weights.shape[-1] - 1)

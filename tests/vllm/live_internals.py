@@ -24,6 +24,9 @@ PARAMETERS = {
     "vllm.v1.worker.gpu_model_runner:GPUModelRunner.get_model": ["self"],
     "vllm.v1.worker.gpu.model_runner:GPUModelRunner.get_model": ["self"],
     "vllm.v1.worker.gpu.sample.logits_processor:LogitsProcessor.apply": ["self", "logits", "ctx"],
+    "vllm.v1.worker.gpu.sample.logits_processor:LogitsProcessor.add_request": [
+        "self", "req_idx", "sampling_params",
+    ],
     "vllm.v1.outputs:AsyncModelRunnerOutput.get_output": ["self"],
     "vllm.outputs:RequestOutput.add": ["self", "next_output", "aggregate"],
     "vllm.model_executor.models.interfaces:SupportsEagle3.set_aux_hidden_state_layers": ["self", "layers"],
@@ -54,7 +57,7 @@ ATTRIBUTES = {
     "vllm.v1.worker.gpu.model_runner:GPUModelRunner": {
         "execute_model_state", "use_aux_hidden_state_outputs", "sampler",
     },
-    "vllm.v1.worker.gpu.sample.sampler:Sampler": {"logits_processors"},
+    "vllm.v1.worker.gpu.sample.sampler:Sampler": {"logits_processors", "needs_logits_processing"},
 }  # fmt: skip
 """Attributes that are set in a constructor."""
 

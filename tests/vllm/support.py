@@ -54,11 +54,11 @@ async def vllm_engine(**settings: Any) -> AsyncIterator[tuple[VllmEngine, list[s
     async with aclosing(
         await asyncio.to_thread(load_vllm, own, Writer.TARGET, reasons.append)
     ) as engine:
-        assert uses_v2(engine) == ("TRITON_INTERPRET" in os.environ)
+        assert has_runner_v2(engine) == ("TRITON_INTERPRET" in os.environ)
         yield engine, reasons
 
 
-def uses_v2(engine: VllmEngine) -> bool:
+def has_runner_v2(engine: VllmEngine) -> bool:
     """Return whether vLLM has chosen Model Runner V2."""
     return bool(engine._processes._llm.vllm_config.use_v2_model_runner)
 

@@ -64,14 +64,14 @@ class Call:
     sampling: SamplingParams | None = None
     """How its tokens are drawn; None: its sampled token is not used."""
     notes_tokens = False
-    """Whether it calls for `note`."""
+    """True if each drawn token is to be given to `note`."""
 
     def __init__(self, tokenizer: ModelTokenizer, prompt: Sequence[int], request: Request) -> None:
         self.kind, self._tokenizer, self.prompt = request.kind, tokenizer, list(prompt)
         self.projection: str = getattr(request, "projection", "")
         """Digest of the projection of the states in its results."""
         self.num_tokens = len(prompt)
-        """Tokens of the prompt, and those taken."""
+        """Number of tokens of the prompt and of those that were taken."""
         first = first_row(request, len(prompt))
         self.wants_rows = first is not None
         self.spans: list[Span] = []

@@ -101,7 +101,7 @@ class SemspecWorker(Worker):
     _projections: Projections
     _grammars: Grammars | None
     _chunks: Sequence[Chunk] = ()
-    """Chunks of the pass whose tokens are not sampled yet, in the order of its rows."""
+    """Chunks of the pass whose tokens are not drawn yet, in the order of its rows."""
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Raises: RuntimeError when the architecture does not return its hidden states."""
@@ -141,7 +141,7 @@ class SemspecWorker(Worker):
 
     @torch.inference_mode()
     def execute_model(self, scheduler_output: Any) -> Any:
-        """Run the forward pass of a step; on the last rank, record the rows that requests need."""
+        """Run the forward pass of a step, and record the rows that requests need."""
         for request_id in scheduler_output.finished_req_ids:
             self._recorder.drop(request_id)
         for new in scheduler_output.scheduled_new_reqs:
@@ -177,12 +177,17 @@ class SemspecWorker(Worker):
     def _draw(self, logits: Tensor) -> None:
         """Draw the tokens of the pass. V1 computes `logits` in `execute_model`, V2 in `sample_tokens`."""
         self._recorder.draw(self._chunks, logits)
+        self._chunks = ()
 
     @torch.inference_mode()
     def sample_tokens(self, grammar_output: Any) -> Any:
-        """Sample the tokens of a step, and add the results of requests to them."""
+        """Sample the tokens of a step, and add the results of requests to them.
+
+        Raises: RuntimeError when vLLM did so without our draws.
+        """
         output = super().sample_tokens(grammar_output)
-        self._chunks = ()
+        if self._chunks:
+            raise RuntimeError("vLLM sampled tokens without calling the logits processor")
         if isinstance(output, AsyncModelRunnerOutput):  # in V2: its tokens are still on the device
             output = output.get_output()
         tokens = getattr(output, "sampled_token_ids", None)
@@ -197,6 +202,10 @@ class SeededSampling(LogitsProcessor):
 
     def __init__(self, draw: Callable[[Tensor], None]) -> None:
         self._draw = draw
+
+    def add_request(self, req_idx: int, sampling_params: Any) -> bool:
+        """Return True, so that vLLM calls `apply` for every request."""
+        return True
 
     def apply(self, logits: Tensor, context: Any) -> Tensor:
         self._draw(logits)

@@ -83,7 +83,7 @@ class StateSums:
 
 
 class Recorder:
-    """The requests in one process that has the model's last layer and head. Not thread-safe.
+    """The requests in one of vLLM's processes. Not thread-safe.
 
     For each forward pass: `start` new requests, `drop` ended ones, `record` the tensors, `draw` and `take` tokens.
     """
@@ -189,8 +189,15 @@ class Recorder:
     def draw(self, chunks: Sequence[Chunk], logits: Tensor) -> None:
         """Draw the tokens after chunks that complete a request, and set all other logits in their rows to -inf.
 
-        `logits`: after the last token of each chunk, `[num_chunks, vocab_size]`. Most tokens stay on the device.
+        `logits`: after the last token of each chunk, `[num_chunks, vocab_size]`. Tokens of calls that neither draw
+        themselves nor note tokens are not copied to the host.
+
+        Raises: RuntimeError when there is not one row for each chunk.
         """
+        if not chunks:
+            return
+        if len(chunks) != len(logits):
+            raise RuntimeError(f"vLLM has logits of {len(logits)} rows for {len(chunks)} chunks")
         drawn: dict[int, int] = {}
         rest: dict[int, tuple[Tensor, SamplingParams, int]] = {}
         values = logits.float()
@@ -205,11 +212,11 @@ class Recorder:
         changed = [*drawn, *rest]
         if not changed:
             return
-        tokens = on_device(list(drawn.values()), self._device)
+        parts = [on_device(list(drawn.values()), self._device)] if drawn else []
         if rest:
             rows, samplings, positions = zip(*rest.values(), strict=True)
-            together = draw_tokens(torch.stack(rows), samplings, positions)
-            tokens = torch.cat([tokens, together]) if drawn else together
+            parts.append(draw_tokens(torch.stack(rows), samplings, positions))
+        tokens = torch.cat(parts)
         calls = [self.calls[chunks[row].key] for row in changed]
         if any(call.notes_tokens for call in calls):
             for call, row, token in zip(calls, changed, tokens.tolist(), strict=True):
