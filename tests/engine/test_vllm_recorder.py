@@ -4,7 +4,8 @@ import torch
 
 from semspec.engine.causal_lm import CausalLM
 from semspec.engine.logits import draw_token
-from semspec.engine.requests import Generate, Propose
+from semspec.engine.requests import Generate, Propose, Request
+from semspec.engine.vllm.calls import GenerateCall
 from semspec.engine.vllm.recorder import POOLED_ROWS, Chunk, Recorder, StateSums
 from semspec.probes.projection import Projections
 from semspec.stack import BUNDLED_PAIR
@@ -34,7 +35,7 @@ def test_tokens_of_all_kinds_of_calls_are_drawn_in_one_step() -> None:
     recorder = Recorder(tokenizer, Writer.DRAFT, CPU, lambda rows: rows, projections, None)
     samplings = [SamplingParams(0.8, 0.9, 0, seed) for seed in range(4)]
     banned = Penalties(logit_bias=((3, -100.0),))
-    requests = [
+    requests: list[Request] = [
         Generate(GenerationParams(samplings[0], num_logprobs=2), is_after_end=False),
         Propose(samplings[1], 2),
         Generate(GenerationParams(samplings[2]), is_after_end=False),
@@ -56,5 +57,6 @@ def test_tokens_of_all_kinds_of_calls_are_drawn_in_one_step() -> None:
         assert logits[row].argmax() == token
         assert logits[row].isfinite().sum() == 1
     [first, *_] = recorder.calls.values()
+    assert isinstance(first, GenerateCall)
     first.take(expected[0])
     assert [drawn.token_id for drawn in first._generation._logprobs] == [expected[0]]
