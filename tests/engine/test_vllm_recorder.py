@@ -43,8 +43,8 @@ def test_tokens_of_all_kinds_of_calls_are_drawn_in_one_step() -> None:
     ]
     for number, request in enumerate(requests):
         recorder.start(str(number), prompt, request)
-    fed = [3, 3, 2, 3]  # of the third prompt, the last token is not fed yet
-    chunks = [Chunk(str(number), 3 * number, 0, count) for number, count in enumerate(fed)]
+    num_fed = [3, 3, 2, 3]  # of the third prompt, the last token is not fed yet
+    chunks = [Chunk(str(number), 3 * number, 0, count) for number, count in enumerate(num_fed)]
     logits = torch.randn(4, tokenizer.num_embeddings, generator=torch.Generator().manual_seed(0))
     logits[3, 3] = 50
     before = logits.clone()
