@@ -99,9 +99,8 @@ def pick(weights: Tensor, draws: Sequence[float]) -> Tensor:
     swap two tokens of nearly equal probability, and so change the drawn token.
     """
     if weights.is_cuda and len(weights) == 1:
-        weights = weights.expand(
-            2, -1
-        )  # the kernel for one row varies in the last bits from run to run
+        # The kernel for a single row may differ in the last bits from run to run, and between tensor-parallel ranks.
+        weights = weights.expand(2, -1)
     cumulative = weights.cumsum(-1)[: len(draws)]  # [num_rows, vocab_size]
     column = on_device([min(draw, LARGEST_DRAW) for draw in draws], weights.device)[:, None]
     index = torch.searchsorted(cumulative, column * cumulative[:, -1:], right=True)
