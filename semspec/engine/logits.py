@@ -59,15 +59,20 @@ def draw_tokens(
     groups: dict[SamplingParams, list[int]] = {}
     for row, sampling in enumerate(samplings):
         groups.setdefault(replace(sampling, seed=0), []).append(row)
-    drawn = torch.empty(len(samplings), dtype=torch.int64, device=logits.device)
-    for sampling, rows in groups.items():
-        index = on_device(rows, logits.device)
-        part = logits if len(groups) == 1 else logits[index]
+
+    def draw(part: Tensor, rows: Sequence[int]) -> Tensor:
+        sampling = samplings[rows[0]]
         if sampling.temperature == 0:
-            drawn[index] = part.argmax(-1)
-        else:
-            draws = [uniform(samplings[row].seed, "token", positions[row]) for row in rows]
-            drawn[index] = pick(filtered(part, sampling), draws)
+            return part.argmax(-1)
+        draws = [uniform(samplings[row].seed, "token", positions[row]) for row in rows]
+        return pick(filtered(part, sampling), draws)
+
+    if len(groups) == 1:
+        return draw(logits, range(len(samplings)))
+    drawn = torch.empty(len(samplings), dtype=torch.int64, device=logits.device)
+    for rows in groups.values():
+        index = on_device(rows, logits.device)
+        drawn[index] = draw(logits[index], rows)
     return drawn
 
 

@@ -187,7 +187,7 @@ class SemspecWorker(Worker):
         """
         output = super().sample_tokens(grammar_output)
         if self._chunks:
-            raise RuntimeError("vLLM sampled tokens without calling the logits processor")
+            raise RuntimeError("vLLM sampled tokens without calling for their draws")
         if isinstance(output, AsyncModelRunnerOutput):  # in V2: its tokens are still on the device
             output = output.get_output()
         tokens = getattr(output, "sampled_token_ids", None)

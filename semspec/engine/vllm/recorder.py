@@ -187,7 +187,7 @@ class Recorder:
             call.rows.append(rows)
 
     def draw(self, chunks: Sequence[Chunk], logits: Tensor) -> None:
-        """Draw the tokens after chunks that complete a request, and set all other logits in their rows to -inf.
+        """Draw the tokens after chunks that end a request's tokens, and set all other logits in their rows to -inf.
 
         `logits`: after the last token of each chunk, `[num_chunks, vocab_size]`. Tokens of calls that neither draw
         themselves nor note tokens are not copied to the host.
